@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Anchors = tuple[Array, Array]
+KV = Any  # anything with the attributes k, v, k_scale, v_scale, page_table and layout
 
 f32 = np.float32
 INF = f32(np.inf)
@@ -35,26 +36,11 @@ LOG = [f32(float.fromhex(c)) for c in (
 IMMA_ROUND, EXACT_ROUND = 32768, 32896  # where the high digit is cut: an unsigned or a signed low byte is left over
 
 
-class PagedKV(Protocol):
-    """k, v: int8 [pages, n_kv, page_size, D] ("HND") or [pages, page_size, n_kv, D] ("NHD"); scales: float16, D / G in place of D;
-    page_table: int32 [max_pages] or [n_seq, max_pages]; layout: "HND" or "NHD"."""
-
-    @property
-    def k(self) -> Array: ...
-    @property
-    def v(self) -> Array: ...
-    @property
-    def k_scale(self) -> Array: ...
-    @property
-    def v_scale(self) -> Array: ...
-    @property
-    def page_table(self) -> Array: ...
-    @property
-    def layout(self) -> str: ...
-
-
 class Options(TypedDict, total=False):
-    """What every function below takes by keyword.
+    """What every function below takes by keyword, after q [n_q, n_head, D] (float32, float16, or bfloat16 of ml_dtypes) and kv.
+
+    kv has k, v: int8 [pages, n_kv, page_size, D] (layout "HND") or [pages, page_size, n_kv, D] ("NHD"); k_scale, v_scale: float16,
+    D / G in place of D; page_table: int32 [max_pages] or [n_seq, max_pages].
 
     ids: int32 [n_q, cap] or [n_q, n_kv, cap], None: every cell.  widths: int32 [n_q], None: cap.  granularity: cells per id.
     kv_len: cells in the cache, an int or [n_seq], None: as many as the page table names.  cu_seqlens_q: int32 [n_seq + 1], None:
@@ -72,9 +58,6 @@ class Options(TypedDict, total=False):
     rows: Sequence[int] | None
 
 
-# ---------------------------------------------------------------------------------------------------- scalar steps (section 1)
-
-
 def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Array:
     """a * b + c for float32 values, rounded once to float32."""
     product = np.multiply(a, b, dtype=np.float64)  # exact: 24 + 24 bits
@@ -84,11 +67,12 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Array:
     # Round the sum to odd (toward zero, then set the last bit where anything was lost): a second rounding to 24 bits is then right.
     away = (error < 0) & (total > 0) | (error > 0) & (total < 0)
     bits = (total.view(np.int64) - away) | (np.abs(error) > 0)  # error is NaN, so not > 0, where total is not finite
-    return bits.view(np.float64).astype(f32)
+    rounded: Array = bits.view(np.float64).astype(f32)
+    return rounded
 
 
 def _horner(coefficients: list[np.float32], t: Array) -> Array:
-    value: Array = coefficients[-1]  # type: ignore[assignment]
+    value = np.asarray(coefficients[-1])
     for c in coefficients[-2::-1]:
         value = fma(value, t, c)
     return value
@@ -125,11 +109,9 @@ def tree(x: Array) -> Array:
     while x.shape[-1] > 8:
         half = x.shape[-1] // 2
         x = x[..., :half] + x[..., half:]
-    pairs = x[..., 0::2] + x[..., 1::2]
-    return (pairs[..., 0] + pairs[..., 1]) + (pairs[..., 2] + pairs[..., 3])
-
-
-# --------------------------------------------------------------------------------------- lists and cells (sections 1.2 to 1.4)
+    while x.shape[-1] > 1:
+        x = x[..., 0::2] + x[..., 1::2]
+    return x[..., 0]
 
 
 @dataclass(frozen=True)
@@ -151,11 +133,11 @@ class _Block:
 
     def chunked(self, size: int) -> _Block:
         """The list filled up to whole chunks, without the chunks in which nothing is visible."""
-        n = len(self.visible)
-        pad = -n % size
-        keep = np.pad(self.visible, (0, pad)).reshape(-1, size).any(1).repeat(size)
-        cut = lambda x: np.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1))[keep]
-        return _Block(self.q, self.bad, *map(cut, (self.visible, self.k, self.v, self.k_scale, self.v_scale)), self.sm_scale)
+        fill = -len(self.visible) % size
+        visible = np.pad(self.visible, (0, fill))
+        keep = visible.reshape(-1, size).any(1).repeat(size)
+        k, v, ks, vs = (np.pad(x, ((0, fill), (0, 0)))[keep] for x in (self.k, self.v, self.k_scale, self.v_scale))
+        return _Block(self.q, self.bad, visible[keep], k, v, ks, vs, self.sm_scale)
 
     def checked(self, s: Array) -> tuple[Array, Array]:
         """The scores s [n_rep, n] with 0 for masked entries and bad rows, and the bad rows [n_rep]."""
@@ -163,14 +145,23 @@ class _Block:
         return np.where(self.visible & ~bad[:, None], s, f32(0)), bad
 
 
+def _finite(x: Array) -> Array:
+    return np.where(np.isfinite(x), x, f32(0))
+
+
+def _spread(scale: Array, dim: int) -> Array:
+    """A scale [n, D / G] for every dim [n, D]."""
+    return scale.repeat(dim // scale.shape[1], 1)
+
+
 def _blocks(
-    q: Array, kv: PagedKV, *, ids: Array | None = None, widths: Array | None = None, granularity: int = 1,
+    q: Array, kv: KV, *, ids: Array | None = None, widths: Array | None = None, granularity: int = 1,
     kv_len: ArrayLike | None = None, cu_seqlens_q: ArrayLike | None = None, causal: bool = True, window_left: int = -1,
     sm_scale: float | None = None, rows: Sequence[int] | None = None,
 ) -> Iterator[tuple[tuple[int, slice], _Block]]:  # fmt: skip
     """Per answered query and KV head that sees a cell at all: its place in the results, and its block."""
-    k, v, k_scale, v_scale = (x if kv.layout == "HND" else x.swapaxes(1, 2) for x in (kv.k, kv.v, kv.k_scale, kv.v_scale))
-    pages, n_kv, page_size, dim = k.shape
+    pools = [x if kv.layout == "HND" else x.swapaxes(1, 2) for x in (kv.k, kv.v, kv.k_scale, kv.v_scale)]
+    pages, n_kv, page_size, dim = pools[0].shape
     n_q, n_head, _ = q.shape
     n_rep = n_head // n_kv
     table = np.atleast_2d(kv.page_table)
@@ -198,60 +189,51 @@ def _blocks(
             visible = (page >= 0) & (page < pages)
             if not visible.any():
                 continue
-
-            def take(pool: Array, dtype: DTypeLike) -> Array:
-                entries = np.zeros((len(cells), pool.shape[-1]), dtype)
-                entries[visible] = pool[page[visible], head, cells[visible] % page_size]
-                return entries
-
+            at_cell = page[visible], head, cells[visible] % page_size
+            entries = [np.zeros((len(cells), pool.shape[3]), pool.dtype) for pool in pools]
+            for entry, pool in zip(entries, pools, strict=True):
+                entry[visible] = pool[at_cell]
             heads = slice(head * n_rep, (head + 1) * n_rep)
-            row, ks, vs = q[i, heads].astype(f32), take(k_scale, f32), take(v_scale, f32)
+            row, ks, vs = (x.astype(f32) for x in (q[i, heads], *entries[2:]))
             bad = ~np.isfinite(row).all(1) | ~(np.isfinite(ks).all() & np.isfinite(vs).all())
-            finite = lambda x: np.where(np.isfinite(x), x, f32(0))
-            yield (at, heads), _Block(finite(row), bad, visible, take(k, np.int8), take(v, np.int8), finite(ks), finite(vs), scale)
+            yield (at, heads), _Block(_finite(row), bad, visible, entries[0], entries[1], _finite(ks), _finite(vs), scale)
 
 
 def _shape(q: Array, rows: Sequence[int] | None) -> tuple[int, int]:
     return (len(q) if rows is None else len(rows)), q.shape[1]
 
 
-# ------------------------------------------------------------------------------------------------------------------- float64
+def attention_float64(q: Array, kv: KV, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
+    """Attention in float64: out [rows, n_head, D], and if asked for lse [rows, n_head] (natural log).
 
-
-def attention_float64(q: Array, kv: PagedKV, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
-    """Attention in float64: out [rows, n_head, D], and lse [rows, n_head] (natural log) if asked for.
-
-    q: float32, float16 or bfloat16 [n_q, n_head, D].  A row without a visible cell is +0 and -inf; one with a q or a visible scale
-    that is not finite is NaN.
+    A row without a visible cell is +0 and -inf; one with a q or a visible scale that is not finite is NaN.
     """
     shape = _shape(q, options.get("rows"))
     out, lse = np.zeros((*shape, q.shape[2])), np.full(shape, -np.inf)
     for at, b in _blocks(q, kv, **options):
         k, v, ks, vs = (x[b.visible].astype(np.float64) for x in (b.k, b.v, b.k_scale, b.v_scale))
-        s = b.q.astype(np.float64) @ (k * ks.repeat(k.shape[1] // ks.shape[1], 1)).T * b.sm_scale
+        s = b.q.astype(np.float64) @ (k * _spread(ks, k.shape[1])).T * b.sm_scale
         top = s.max(1, keepdims=True)
         e = np.exp(s - top)
         total = e.sum(1, keepdims=True)
-        out[at] = np.where(b.bad[:, None], np.nan, e @ (v * vs.repeat(v.shape[1] // vs.shape[1], 1)) / total)
+        out[at] = np.where(b.bad[:, None], np.nan, e @ (v * _spread(vs, v.shape[1])) / total)
         lse[at] = np.where(b.bad, np.nan, (top + np.log(total))[:, 0])
     return (out, lse) if return_lse else out
-
-
-# ------------------------------------------------------------------------------------------------------ pieces of the kernels
 
 
 def _digits(x: Array, rounding: int) -> tuple[Array, Array, Array]:
     """x [..., n], float32, sharing one scale: their max / 127 [..., 1], and the digits h and r [..., n], integers in float64."""
     top = np.abs(x).max(-1, keepdims=True)
     up = np.where(top < TINY, f32(0), f32(127) / np.maximum(top, TINY))
-    X = np.rint((x * up) * f32(65536)).astype(np.int64)
-    h = (X + rounding) >> 16
-    return top * INV_127, h.astype(np.float64), (X - (h << 16)).astype(np.float64)
+    whole = np.rint((x * up) * f32(65536)).astype(np.int64)
+    h = (whole + rounding) >> 16
+    return top * INV_127, h.astype(np.float64), (whole - (h << 16)).astype(np.float64)
 
 
 def _join(h: Array, r: Array, codes: Array) -> Array:
     """float(h @ codes) + float(r @ codes) * 2^-16.  The float64 products are exact: at most 256 terms below 2^16 * 2^7."""
-    return (h @ codes).astype(f32) + (r @ codes).astype(f32) * DIGIT
+    joined: Array = (h @ codes).astype(f32) + (r @ codes).astype(f32) * DIGIT
+    return joined
 
 
 def _integer_scores(b: _Block, rounding: int) -> Array:
@@ -260,7 +242,7 @@ def _integer_scores(b: _Block, rounding: int) -> Array:
     top, h, r = (x.swapaxes(0, 1) for x in _digits(b.q.reshape(len(b.q), groups, -1), rounding))
     codes = b.k.reshape(len(b.k), groups, -1).transpose(1, 2, 0).astype(np.float64)
     t = _join(h, r, codes) * (top * b.c)  # [groups, n_rep, n]
-    s = t[0] * b.k_scale[:, 0]
+    s: Array = t[0] * b.k_scale[:, 0]
     for g in range(1, groups):
         s = fma(t[g], b.k_scale[:, g], s)
     return s
@@ -281,16 +263,13 @@ def _anchors(x: Array, visible: Array) -> tuple[Array, Array]:
     return after, np.concatenate([np.full_like(after[:, :1], -INF), after[:, :-1]], 1)
 
 
-# ---------------------------------------------------------------------------------------------------- fp32 and imma (2 and 4)
-
 Row = tuple[Array, Array, Array, Array]  # out [n_rep, D], M, S, bad [n_rep]
 
 
 def _fp32(b: _Block) -> Row:
     b = b.chunked(64)
     n_rep, dim = b.q.shape
-    spread = lambda x: x.repeat(dim // x.shape[1], 1)
-    k, v = (b.k * spread(b.k_scale)), (b.v * spread(b.v_scale))
+    k, v = b.k * _spread(b.k_scale, dim), b.v * _spread(b.v_scale, dim)
     k_dims = np.ascontiguousarray(k.reshape(-1, dim // 32, 32).transpose(2, 1, 0), np.float64)  # [32, D / 32, n]
     q_dims = b.q.reshape(n_rep, dim // 32, 32).transpose(2, 0, 1)[..., None]
     part = np.zeros((n_rep, dim // 32, len(k)), f32)
@@ -331,9 +310,6 @@ def _imma(b: _Block) -> Row:
     return acc * (f32(1) / total)[:, None], after[:, -1], total, bad
 
 
-# ------------------------------------------------------------------------------------------------------------ exact (section 5)
-
-
 def _level(v_scale: Array) -> Array:
     """lv of each cell of v_scale [n, groups], float32 [n]; -inf where all its scales are zero."""
     top = np.abs(v_scale).max(1)
@@ -341,7 +317,7 @@ def _level(v_scale: Array) -> Array:
     return np.where(top == 0, -INF, exponent - (mantissa == 0.5)).astype(f32)
 
 
-def exact_anchors(q: Array, kv: PagedKV, **options: Unpack[Options]) -> Anchors:
+def exact_anchors(q: Array, kv: KV, **options: Unpack[Options]) -> Anchors:
     """(A, b), float32 [rows, n_head], of the cells that `options` select.  A is NaN for a bad row, -inf where nothing is visible."""
     shape = _shape(q, options.get("rows"))
     A, base = np.full(shape, -INF), np.full(shape, f32(-60))
@@ -367,7 +343,7 @@ def merge_anchors(parts: Sequence[Anchors]) -> Anchors:
     return A, base
 
 
-def exact_sums(q: Array, kv: PagedKV, *, anchors: Anchors, **options: Unpack[Options]) -> tuple[Array, Array]:
+def exact_sums(q: Array, kv: KV, *, anchors: Anchors, **options: Unpack[Options]) -> tuple[Array, Array]:
     """(L [rows, n_head], O [rows, n_head, D]), int64, of the selected cells under `anchors`; zeros where A is not finite."""
     shape = _shape(q, options.get("rows"))
     L, O = np.zeros(shape, np.int64), np.zeros((*shape, q.shape[2]), np.int64)  # noqa: E741
@@ -398,9 +374,6 @@ def exact_finish(anchors: Anchors, L: Array, O: Array, dtype: DTypeLike = f32) -
         return _stored(out, A, total * f32(2.0**-30), dtype)
 
 
-# -------------------------------------------------------------------------------------------------------------------- results
-
-
 def _stored(out: Array, M: Array, S: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     """The last steps (1.5), with the rows that saw nothing (M = -inf) or are bad (M = NaN) filled in."""
     lse = np.where(np.isfinite(M), (M + log2(S)) * LN2, M)
@@ -411,11 +384,9 @@ def _stored(out: Array, M: Array, S: Array, dtype: DTypeLike) -> tuple[Array, Ar
 _ONLINE: dict[str, Callable[[_Block], Row]] = {"fp32": _fp32, "imma": _imma}
 
 
-def portable(kernel: str, q: Array, kv: PagedKV, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
-    """What kernel "fp32", "imma" or "exact" answers on every machine: out [rows, n_head, D] of q's dtype, and lse [rows, n_head],
-    float32, natural log, if asked for.
-
-    q: float32, float16 or bfloat16 (of ml_dtypes) [n_q, n_head, D]; kv and options as described in PagedKV and Options.
+def portable(kernel: str, q: Array, kv: KV, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
+    """What kernel "fp32", "imma" or "exact" answers on every machine: out [rows, n_head, D] of q's dtype, and if asked for lse
+    [rows, n_head], float32, natural log.
     """
     if kernel == "exact":
         anchors = exact_anchors(q, kv, **options)
