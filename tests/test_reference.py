@@ -102,7 +102,8 @@ def test_poly():
     p = reference.poly(t)
     want = np.exp2(t.astype(np.float64))
     assert np.abs(p / want - 1).max() <= 7e-8
-    assert p.min() >= 0.707 and p.max() < 1.4143
+    assert p.min() >= 0.707
+    assert p.max() < 1.4143
     assert reference.poly(f32(0)) == 1
 
 
@@ -153,23 +154,23 @@ def random_q(rng, n_q, n_head, dim):
 
 
 SPECS = st.fixed_dictionaries(
-    dict(
-        seed=st.integers(0, 2**32),
-        dim_group=st.sampled_from([(d, g) for d in (64, 128, 256) for g in (32, 64, 128, 256) if g <= d]),
-        n_kv=st.integers(1, 2),
-        n_rep=st.integers(1, 16),
-        page_size=st.sampled_from([1, 3, 4, 16]),
-        layout=st.sampled_from(["HND", "NHD"]),
-        sequences=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 150)), min_size=1, max_size=3),  # (queries, cells)
-        absent=st.sampled_from([0, 0, 0.2]),
-        causal=st.booleans(),
-        window_left=st.sampled_from([-1, -1, 0, 5, 70]),
-        lists=st.sampled_from([None, "shared", "per head"]),
-        granularity=st.sampled_from([1, 4]),
-        cap=st.integers(0, 25),
-        widths=st.booleans(),
-        varlen=st.booleans(),
-    )
+    {
+        "seed": st.integers(0, 2**32),
+        "dim_group": st.sampled_from([(d, g) for d in (64, 128, 256) for g in (32, 64, 128, 256) if g <= d]),
+        "n_kv": st.integers(1, 2),
+        "n_rep": st.integers(1, 16),
+        "page_size": st.sampled_from([1, 3, 4, 16]),
+        "layout": st.sampled_from(["HND", "NHD"]),
+        "sequences": st.lists(st.tuples(st.integers(0, 4), st.integers(0, 150)), min_size=1, max_size=3),  # (queries, cells)
+        "absent": st.sampled_from([0, 0, 0.2]),
+        "causal": st.booleans(),
+        "window_left": st.sampled_from([-1, -1, 0, 5, 70]),
+        "lists": st.sampled_from([None, "shared", "per head"]),
+        "granularity": st.sampled_from([1, 4]),
+        "cap": st.integers(0, 25),
+        "widths": st.booleans(),
+        "varlen": st.booleans(),
+    }
 )
 
 
@@ -181,12 +182,12 @@ def build(s):
     max_pages = max(1, -(-longest // s["page_size"]))
     kv = random_kv(rng, len(counts), max_pages, s["n_kv"], s["page_size"], *s["dim_group"], s["layout"])
     kv.page_table[rng.random(kv.page_table.shape) < s["absent"]] = -1
-    options = dict(kv_len=kv_len, cu_seqlens_q=np.cumsum([0, *counts]), causal=s["causal"], window_left=s["window_left"])
+    options = {"kv_len": kv_len, "cu_seqlens_q": np.cumsum([0, *counts]), "causal": s["causal"], "window_left": s["window_left"]}
     if s["lists"]:
         cap = s["cap"] * 4 // s["granularity"]
         shape = (n_q, cap) if s["lists"] == "shared" else (n_q, s["n_kv"], cap)
         ids = rng.integers(0, 1 + longest // s["granularity"], shape)
-        options |= dict(ids=np.where(rng.random(shape) < 0.1, -1, ids).astype(np.int32), granularity=s["granularity"])
+        options |= {"ids": np.where(rng.random(shape) < 0.1, -1, ids).astype(np.int32), "granularity": s["granularity"]}
         if s["widths"]:
             options["widths"] = rng.integers(0, cap + 1, n_q).astype(np.int32)
     if len(counts) == 1 and not s["varlen"]:
@@ -235,7 +236,8 @@ def test_random_problems(spec):
     want, want_lse = reference.attention_float64(q, kv, return_lse=True, **options)
     naive, naive_lse = naive_float64(q, kv, **options)
     seen = np.isfinite(naive_lse)
-    assert (want_lse[~seen] == -np.inf).all() and not want[~seen].any()
+    assert (want_lse[~seen] == -np.inf).all()
+    assert not want[~seen].any()
     np.testing.assert_allclose(want[seen], naive[seen], rtol=0, atol=1e-12)
     np.testing.assert_allclose(want_lse[seen], naive_lse[seen], rtol=1e-12, atol=1e-12)
     scale = 128 * float(kv.v_scale.max())
@@ -243,7 +245,8 @@ def test_random_problems(spec):
         out, lse = reference.portable(kernel, q, kv, return_lse=True, **options)
         assert out.dtype == lse.dtype == f32
         assert np.abs(out - want).max(initial=0) <= 1e-6 * scale, kernel
-        assert (lse[~seen] == -np.inf).all() and not out[~seen].tobytes().strip(b"\0")
+        assert (lse[~seen] == -np.inf).all()
+        assert not out[~seen].tobytes().strip(b"\0")
         assert (np.abs(lse[seen] - want_lse[seen]) <= 1e-6 * (1 + np.abs(want_lse[seen]))).all(), kernel
 
 
@@ -259,7 +262,8 @@ def test_rows_and_dense_lists(kernel, small):
     q, kv, options = small
     out, lse = reference.portable(kernel, q, kv, return_lse=True, **options)
     few, few_lse = reference.portable(kernel, q, kv, return_lse=True, rows=[2, 0], **options)
-    assert same_bytes(few, out[[2, 0]]) and same_bytes(few_lse, lse[[2, 0]])
+    assert same_bytes(few, out[[2, 0]])
+    assert same_bytes(few_lse, lse[[2, 0]])
     cells, blocks = (np.tile(np.arange(n, dtype=np.int32), (3, 1)) for n in (90, 24))
     assert same_bytes(out, reference.portable(kernel, q, kv, ids=cells, **options))
     assert same_bytes(out, reference.portable(kernel, q, kv, ids=blocks, granularity=4, **options))
@@ -290,8 +294,10 @@ def test_bad_rows(kernel, small):
 
     def expect(answered, bad):
         out, lse = answered
-        assert (out.view(np.uint32)[bad] == 0x7FC00000).all() and (lse.view(np.uint32)[bad] == 0x7FC00000).all()
-        assert same_bytes(out[~bad], clean[~bad]) and same_bytes(lse[~bad], clean_lse[~bad])
+        assert (out.view(np.uint32)[bad] == 0x7FC00000).all()
+        assert (lse.view(np.uint32)[bad] == 0x7FC00000).all()
+        assert same_bytes(out[~bad], clean[~bad])
+        assert same_bytes(lse[~bad], clean_lse[~bad])
 
     for value in (np.nan, np.inf, -np.inf):
         broken = q.copy()
@@ -305,7 +311,9 @@ def test_bad_rows(kernel, small):
     huge[2, 0] = 3e38  # the scores overflow
     pool = np.full_like(kv.k_scale, 60000)
     out, lse = answer(q=huge, k_scale=pool)
-    assert np.isnan(out[2, 0]).all() and np.isnan(lse[2, 0]) and np.isfinite(out[:2]).all()
+    assert np.isnan(out[2, 0]).all()
+    assert np.isnan(lse[2, 0])
+    assert np.isfinite(out[:2]).all()
     half = reference.portable(kernel, np.full((3, 4, 128), np.inf, np.float16), kv, **options)
     assert (half.view(np.uint16) == 0x7E00).all()
 
@@ -314,9 +322,10 @@ def test_bad_rows(kernel, small):
 def test_nothing_visible(kernel, small):
     q, kv, _ = small
     broken = np.full_like(q, np.nan)  # whatever q is
-    for nothing in (dict(kv_len=0), dict(kv_len=90, ids=np.full((3, 5), -1, np.int32)), dict(kv_len=90, ids=np.zeros((3, 0), np.int32))):
+    for nothing in ({"kv_len": 0}, {"kv_len": 90, "ids": np.full((3, 5), -1, np.int32)}, {"kv_len": 90, "ids": np.zeros((3, 0), np.int32)}):
         out, lse = reference.portable(kernel, broken, kv, return_lse=True, **nothing)
-        assert same_bytes(out, np.zeros_like(q)) and (lse == -np.inf).all()
+        assert same_bytes(out, np.zeros_like(q))
+        assert (lse == -np.inf).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -324,7 +333,7 @@ def test_masked_garbage_changes_nothing(kernel, small):
     q, kv, _ = small
     rng = np.random.default_rng(8)
     ids = np.where(rng.random((3, 2, 70)) < 0.2, -1, rng.integers(0, 60, (3, 2, 70))).astype(np.int32)
-    options = dict(kv_len=60, causal=False, ids=ids)
+    options = {"kv_len": 60, "causal": False, "ids": ids}
     kv.page_table[0, 3] = -1
     out = reference.portable(kernel, q, kv, return_lse=True, **options)
     named = np.zeros((kv.k.shape[0], 2, 4), bool)
@@ -358,7 +367,7 @@ def test_exact_is_a_function_of_the_set(small, loud):
     q[1:, :, 64:] *= f32(loud)
     kv.v_scale[:] = rng.choice([0, 2.0**-24, 2.0**-10, 1, 60000], kv.v_scale.shape, p=[0.3, 0.2, 0.2, 0.2, 0.1])
     kv.k[:, 0, :, 64:], kv.k_scale[:, 0, :, 1] = kv.k[0, 0, 0, 64:], kv.k_scale[0, 0, 0, 1]  # KV head 0: loud scores, but close ones
-    options = dict(kv_len=90, causal=False)
+    options = {"kv_len": 90, "causal": False}
     ids = rng.integers(0, 90, (3, 120)).astype(np.int32)
     ids[:, :10] = -1
     whole = reference.portable("exact", q, kv, return_lse=True, ids=ids, **options)
@@ -367,7 +376,8 @@ def test_exact_is_a_function_of_the_set(small, loud):
     shuffled = reference.portable("exact", q, kv, return_lse=True, ids=rng.permuted(ids, axis=1), **options)
     cuts = [ids[:, :10], ids[:, 10:11], ids[:, 11:60], ids[:, 60:]]  # the first part sees nothing
     for other in (shuffled, by_parts(q, kv, cuts, **options), by_parts(q, kv, cuts[::-1], **options)):
-        assert same_bytes(whole[0], other[0]) and same_bytes(whole[1], other[1])
+        assert same_bytes(whole[0], other[0])
+        assert same_bytes(whole[1], other[1])
 
 
 def test_a_bad_part_makes_a_bad_row(small):
@@ -380,7 +390,9 @@ def test_a_bad_part_makes_a_bad_row(small):
     assert (anchors[3][0] == -np.inf).all()
     whole = reference.portable("exact", q, kv, return_lse=True, ids=ids, **options)
     for a, b in zip(whole, by_parts(q, kv, parts, **options), strict=True):
-        assert same_bytes(a, b) and np.isnan(a[:, :2]).all() and np.isfinite(a[:, 2:]).all()
+        assert same_bytes(a, b)
+        assert np.isnan(a[:, :2]).all()
+        assert np.isfinite(a[:, 2:]).all()
 
 
 def test_level():

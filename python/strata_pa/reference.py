@@ -270,15 +270,14 @@ def _fp32(b: _Block) -> Row:
     b = b.chunked(64)
     n_rep, dim = b.q.shape
     k, v = b.k * _spread(b.k_scale, dim), b.v * _spread(b.v_scale, dim)
-    k_dims = np.ascontiguousarray(k.reshape(-1, dim // 32, 32).transpose(2, 1, 0), np.float64)  # [32, D / 32, n]
-    q_dims = b.q.reshape(n_rep, dim // 32, 32).transpose(2, 0, 1)[..., None]
-    part = np.zeros((n_rep, dim // 32, len(k)), f32)
-    for d in range(32):
-        part = fma(q_dims[d], k_dims[d], part)
-    t = part[:, 0]
-    for j in range(1, dim // 32):
-        t = t + part[:, j]
-    s, bad = b.checked(t * b.c)
+    k_dims = np.ascontiguousarray(k.reshape(-1, dim // 16, 16).transpose(2, 1, 0), np.float64)  # [16, D / 16, n]
+    q_dims = (b.q * b.c).reshape(n_rep, dim // 16, 16).transpose(2, 0, 1)[..., None]
+    t = np.zeros((n_rep, dim // 16, len(k)), f32)
+    for d in range(16):
+        t = fma(q_dims[d], k_dims[d], t)
+    while t.shape[1] > 1:
+        t = t[:, 0::2] + t[:, 1::2]
+    s, bad = b.checked(t[:, 0])
 
     s, visible = s.reshape(n_rep, -1, 64), b.visible.reshape(-1, 64)
     n = np.rint(s)

@@ -1,9 +1,9 @@
 """Writes portable.json: the SHA-256 of what fp32, imma and exact answer, by the referee, over the float32 output in C order.
 
-    python make_portable.py            compute every case, print errors against float64, write portable.json
-    python make_portable.py --check    compute and compare with portable.json instead
-    python make_portable.py tiny ...   only these cases (the others keep their digests)
+Computes every case and prints its errors against float64.  Case names as arguments: only these (the others keep their digests).
+--check: compares with portable.json instead of writing it.
 """
+
 import argparse
 import hashlib
 import json
@@ -37,7 +37,7 @@ def answers(name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="case", help="default: all")
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()
