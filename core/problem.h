@@ -60,6 +60,15 @@ struct Problem {
 
   int64_t heads_per_kv() const { return n_head / n_kv; }
   int64_t groups() const { return head_dim / group; }
+  int64_t max_entries() const;  // upper bound of the length of a row's list, from the shapes and kv_len
 };
+
+const char* dtype_name(DType dtype);
+int64_t dtype_bytes(DType dtype);
+
+// Each throws InvalidInput with what was given and what was expected. Nothing but cu_seqlens_q and kv_len is read by the first two.
+void check_problem(const Problem& p);  // shapes, strides, alignment, numbers; not the output
+void check_output(const Problem& p);   // out and lse: layout, and no overlap with an input
+void check_lists(const Problem& p);    // page_table, widths and ids in host memory: every entry in use can be a page, a width, a cell
 
 }  // namespace strata_pa

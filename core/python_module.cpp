@@ -1,0 +1,322 @@
+// The extension module strata_pa._core: a thin layer over the host core. The package's Python files are its only callers.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "core/errors.h"
+#include "core/exact_state.h"
+#include "core/plan.h"
+#include "core/python_arrays.h"
+#include "core/python_call.h"
+#include "core/quantize.h"
+#include "core/switches.h"
+#include "core/table.h"
+#include "cpu/cpu.h"
+
+namespace py = pybind11;
+
+namespace strata_pa {
+namespace {
+
+// --- Exceptions -------------------------------------------------------------------------------------------------------------
+
+struct PythonErrors {
+  PyObject *error, *invalid_input, *invalid_type, *unsupported_problem, *unsupported_device;
+} python_errors;  // live as long as the process
+
+PyObject* add_error(py::module_& m, const char* name, const char* doc, std::initializer_list<PyObject*> bases) {
+  py::tuple tuple(bases.size());
+  size_t i = 0;
+  for (PyObject* base : bases) tuple[i++] = py::handle(base);
+  PyObject* type = PyErr_NewExceptionWithDoc(text("strata_pa.", name).c_str(), doc, tuple.ptr(), nullptr);
+  if (!type) throw py::error_already_set();
+  m.add_object(name, py::handle(type));
+  return type;
+}
+
+void add_errors(py::module_& m) {
+  PythonErrors& e = python_errors;
+  e.error = add_error(m, "Error", "Base of every error that strata_pa raises.", {PyExc_Exception});
+  e.invalid_input = add_error(m, "InvalidInput", "An argument, an array's content or an environment variable has a value that it cannot have.",
+                              {e.error, PyExc_ValueError});
+  e.invalid_type = add_error(m, "InvalidType", "An argument has a type, or an array a dtype, that it cannot have.", {e.invalid_input, PyExc_TypeError});
+  e.unsupported_problem = add_error(m, "UnsupportedProblem", "A well-formed problem that no kernel, or not the one asked for, can run here.",
+                                    {e.error, PyExc_ValueError});
+  e.unsupported_device = add_error(m, "UnsupportedDevice", "A device or an instruction set that this build or this machine does not have.",
+                                   {e.error, PyExc_RuntimeError});
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const InvalidType& x) {
+      PyErr_SetString(python_errors.invalid_type, x.what());
+    } catch (const InvalidInput& x) {
+      PyErr_SetString(python_errors.invalid_input, x.what());
+    } catch (const UnsupportedProblem& x) {
+      PyErr_SetString(python_errors.unsupported_problem, x.what());
+    } catch (const UnsupportedDevice& x) {
+      PyErr_SetString(python_errors.unsupported_device, x.what());
+    } catch (const Error& x) {
+      PyErr_SetString(python_errors.error, x.what());
+    }
+  });
+}
+
+// --- Facts ------------------------------------------------------------------------------------------------------------------
+
+py::tuple refusals(const std::vector<Refusal>& list) {
+  py::list result;
+  for (const Refusal& r : list) result.append(py::make_tuple(r.kernel, py::tuple(py::cast(r.reasons))));
+  return py::tuple(result);
+}
+
+py::dict plan_dict(const Plan& plan) {
+  py::dict d;
+  d["kernel"] = plan.kernel->name;
+  d["backend"] = backend_name(plan.kernel->backend);
+  d["device"] = plan.device.name();
+  d["workspace_bytes"] = plan.workspace_bytes;
+  d["refused"] = refusals(plan.refused);
+  d["architecture"] = plan.device.architecture();
+  d["num_threads"] = plan.device.num_threads;
+  d["chosen_by"] = plan.chosen_by;
+  d["notes"] = py::tuple(py::cast(plan.notes));
+  return d;
+}
+
+py::list kernels() {
+  py::list list;
+  for (const Kernel& k : kernel_table()) {
+    std::vector<std::string> dtypes;
+    for (DType dtype : k.serves.dtypes) dtypes.push_back(dtype_name(dtype));
+    py::dict d;
+    d["name"] = k.name;
+    d["backend"] = backend_name(k.backend);
+    d["built"] = k.launch != nullptr;
+    d["opt_in"] = k.opt_in;
+    d["portable"] = k.portable;
+    d["needs"] = needs(k);
+    d["what"] = k.what;
+    d["head_dims"] = k.serves.head_dims;
+    d["groups"] = k.serves.groups;
+    d["heads_per_kv"] = py::make_tuple(k.serves.heads_per_kv_min, k.serves.heads_per_kv_max);
+    d["granularities"] = k.serves.granularities;
+    d["dtypes"] = dtypes;
+    d["max_entries"] = k.serves.max_entries;
+    list.append(d);
+  }
+  return list;
+}
+
+py::list devices() {
+  Device cpu = cpu_device(read_environment());
+  DeviceKernels on_cpu = kernels_of(cpu);
+  py::list names, isas;
+  for (const Kernel* k : on_cpu.kernels) names.append(k->name);
+  for (const cpu::Isa& isa : cpu::isas()) {
+    py::dict d;
+    d["name"] = isa.name;
+    d["requires"] = isa.requires_;
+    d["supported"] = isa.supported;
+    isas.append(d);
+  }
+  py::dict d;
+  d["device"] = cpu.name();
+  d["backend"] = backend_name(cpu.id.kind);
+  d["architecture"] = cpu.architecture();
+  d["num_threads"] = cpu.num_threads;
+  d["default"] = on_cpu.kernels.empty() ? py::object(py::none()) : py::str(on_cpu.kernels[0]->name);
+  d["kernels"] = names;
+  d["refused"] = refusals(on_cpu.refused);
+  d["isas"] = isas;
+  py::list list;
+  list.append(d);
+  return list;
+}
+
+py::dict build_info() {
+  py::dict d;
+  d["version"] = STRATA_PA_VERSION;
+#if defined(__clang__)
+  d["compiler"] = "clang " __clang_version__;
+#elif defined(__GNUC__)
+  d["compiler"] = "g++ " __VERSION__;
+#else
+  d["compiler"] = "unknown";
+#endif
+  d["build_type"] = STRATA_PA_BUILD_TYPE;
+  d["sanitize"] = STRATA_PA_SANITIZE;
+  d["pybind11"] = text(PYBIND11_VERSION_MAJOR, ".", PYBIND11_VERSION_MINOR);
+  d["python"] = text(PY_MAJOR_VERSION, ".", PY_MINOR_VERSION);
+  std::vector<std::string> paths;
+  for (const cpu::Isa& isa : cpu::isas()) paths.push_back(isa.name);
+  d["cpu_paths"] = paths;
+  d["cuda_archs"] = py::list();
+  d["hip_archs"] = py::list();
+  return d;
+}
+
+py::list variables() {
+  py::list list;
+  for (const Variable& v : environment_variables()) {
+    py::dict d;
+    d["name"] = v.name;
+    d["values"] = v.values;
+    d["meaning"] = v.meaning;
+    list.append(d);
+  }
+  return list;
+}
+
+// --- Work on arrays ---------------------------------------------------------------------------------------------------------
+
+// Where element `flat` of a C-ordered index lies in a strided view, in elements; `index` is filled with its coordinates.
+int64_t offset_of(const ArrayView& a, int64_t flat, size_t dims, std::vector<int64_t>& index) {
+  int64_t offset = 0;
+  for (size_t i = dims; i-- > 0; flat /= a.shape[i]) {
+    index[i] = flat % a.shape[i];
+    offset += index[i] * a.strides[i];
+  }
+  return offset;
+}
+
+const std::vector<std::string> kFloats = {"float32", "float16", "bfloat16"};
+
+std::string float_dtype(py::object object, const std::string& name) {
+  ArrayView a = view_array(object, name);
+  if (std::find(kFloats.begin(), kFloats.end(), a.dtype) == kFloats.end())
+    throw InvalidType(text(name, " must be ", join(kFloats, " or "), ", got ", a.describe()));
+  return a.dtype;
+}
+
+struct Unquantized {
+  ArrayView x;
+  int64_t dims, group;
+};
+Unquantized view_unquantized(py::object object, py::object group_object) {
+  Unquantized u{view_array(object, "x", kFloats, {1, 2, 3, 4, 5, 6}), 0, to_int(group_object, "group")};
+  u.dims = u.x.shape.back();
+  if (u.group < 1 || u.dims < 1 || u.dims % u.group != 0)
+    throw InvalidInput(text("group ", u.group, " does not divide x's last dimension, ", u.dims));
+  if (reinterpret_cast<uintptr_t>(u.x.data) % static_cast<uintptr_t>(u.x.itemsize) != 0) throw InvalidInput("x is misaligned");
+  return u;
+}
+
+// The shape of the codes, and the number of groups.
+py::tuple check_quantize(py::object object, py::object group_object) {
+  Unquantized u = view_unquantized(object, group_object);
+  return py::make_tuple(py::tuple(py::cast(u.x.shape)), u.dims / u.group);
+}
+
+void quantize(py::object object, py::object group_object, py::object codes, py::object scales) {
+  auto [x, dims, group] = view_unquantized(object, group_object);
+  DType dtype = to_dtype(x);
+  std::vector<ArrayView> keep;
+  std::vector<int64_t> shape = x.shape;
+  auto* code = contiguous<int8_t>(codes, "codes", shape, kWritten, keep);
+  shape.back() = dims / group;
+  auto* scale = static_cast<uint16_t*>(contiguous(scales, "scales", "float16", shape, kWritten, keep));
+
+  py::gil_scoped_release release;
+  std::vector<int64_t> index(x.shape.size() - 1);
+  for (int64_t cell = 0; cell < x.size() / dims; ++cell) {
+    const char* values = static_cast<const char*>(x.data) + offset_of(x, cell, index.size(), index) * x.itemsize;
+    int64_t bad = quantize_cell(values, dtype, dims, group, code + cell * dims, scale + cell * (dims / group));
+    if (bad < 0) continue;
+    index.push_back(bad);
+    throw InvalidInput(text("x[", join(index), "] is not finite, or too large for a float16 scale (at most about 8.32e6)"));
+  }
+}
+
+void exact_finish(py::object A, py::object b, py::object L, py::object O, py::object out, py::object lse) {
+  ArrayView o = view_array(out, "out", kFloats, {3});
+  std::vector<int64_t> rows = {o.shape[0], o.shape[1]};
+  std::vector<ArrayView> keep;
+  Problem p;
+  p.dtype = to_dtype(o);
+  p.n_q = o.shape[0], p.n_head = o.shape[1], p.head_dim = o.shape[2];
+  p.out = contiguous(out, "out", dtype_name(p.dtype), o.shape, kWritten, keep);
+  p.out_stride = p.n_head * p.head_dim, p.out_head_stride = p.head_dim;
+  p.lse = contiguous<float>(lse, "lse", rows, kWritten, keep);
+  p.lse_stride = p.n_head;
+  cpu::ExactState state;
+  state.A = contiguous<float>(A, "A", rows, kRead, keep);
+  state.b = contiguous<float>(b, "b", rows, kRead, keep);
+  state.L = contiguous<int64_t>(L, "L", rows, kRead, keep);
+  state.O = contiguous<int64_t>(O, "O", o.shape, kRead, keep);
+  py::gil_scoped_release release;
+  if (p.n_q > 0) cpu::exact_finish(p, state);
+}
+
+void add_anchors(py::object A_all, py::object b_all, py::object A, py::object b) {
+  std::vector<ArrayView> keep;
+  std::vector<int64_t> shape = view_array(A_all, "A", {"float32"}, {2}).shape;
+  auto* a0 = contiguous<float>(A_all, "A", shape, kWritten, keep);
+  auto* b0 = contiguous<float>(b_all, "b", shape, kWritten, keep);
+  const float* a1 = contiguous<float>(A, "A", shape, kRead, keep);
+  const float* b1 = contiguous<float>(b, "b", shape, kRead, keep);
+  merge_anchors(shape[0] * shape[1], a0, b0, a1, b1);
+}
+
+void add_sums(py::object all, py::object part, const std::string& name) {
+  std::vector<ArrayView> keep;
+  ArrayView view = view_array(all, name, {"int64"}, {2, 3});
+  auto* to = contiguous<int64_t>(all, name, view.shape, kWritten, keep);
+  const int64_t* from = contiguous<int64_t>(part, name, view.shape, kRead, keep);
+  merge_sums(view.size(), to, from);
+}
+
+py::dict check_cache(py::object k, py::object v, py::object k_scale, py::object v_scale, py::object page_table, py::object layout) {
+  PagedView c = view_paged(k, v, k_scale, v_scale, page_table, layout);
+  py::dict d;
+  d["pages"] = c.pages;
+  d["page_size"] = c.page_size;
+  d["n_kv"] = c.n_kv;
+  d["head_dim"] = c.head_dim;
+  d["group"] = c.group;
+  return d;
+}
+
+}  // namespace
+}  // namespace strata_pa
+
+PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
+  using namespace strata_pa;
+  m.doc() = "The compiled part of strata_pa.";
+  m.attr("__version__") = STRATA_PA_VERSION;
+  add_errors(m);
+
+  m.def("kernels", &kernels);
+  m.def("devices", &devices);
+  m.def("build_info", &build_info);
+  m.def("environment_variables", &variables);
+  m.def("set_imma", [](py::object value) { set_imma(value.is_none() ? std::nullopt : std::optional<bool>(to_bool(value, "value"))); });
+  m.def("get_imma", &get_imma);
+  m.def("check_cache", &check_cache);
+  m.def("float_dtype", &float_dtype);
+  m.def("check_quantize", &check_quantize);
+  m.def("quantize", &quantize);
+  m.def("exact_finish", &exact_finish);
+  m.def("add_anchors", &add_anchors);
+  m.def("add_sums", &add_sums);
+
+  py::class_<Call>(m, "Call")
+      .def(py::init([](py::object q, py::object k, py::object v, py::object k_scale, py::object v_scale, py::object page_table, py::object layout,
+                       py::object ids, py::object widths, py::object granularity, py::object kv_len, py::object cu_seqlens_q, py::object causal,
+                       py::object window_left, py::object sm_scale, py::object kernel, py::object stream, py::object num_threads, py::object isa) {
+             return std::make_unique<Call>(CallArguments{q, k, v, k_scale, v_scale, page_table, layout, ids, widths, granularity, kv_len, cu_seqlens_q,
+                                                         causal, window_left, sm_scale, kernel, stream, num_threads, isa});
+           }),
+           py::arg("q"), py::arg("k"), py::arg("v"), py::arg("k_scale"), py::arg("v_scale"), py::arg("page_table"), py::arg("layout"), py::arg("ids"),
+           py::arg("widths"), py::arg("granularity"), py::arg("kv_len"), py::arg("cu_seqlens_q"), py::arg("causal"), py::arg("window_left"),
+           py::arg("sm_scale"), py::arg("kernel"), py::arg("stream"), py::arg("num_threads"), py::arg("isa") = py::none())
+      .def("plan", [](Call& call, py::object out) { return plan_dict(call.plan(out)); }, py::arg("out") = py::none())
+      .def("run", [](Call& call, py::object out, py::object lse) { return plan_dict(call.run(out, lse)); })
+      .def("exact_anchors", &Call::exact_anchors)
+      .def("exact_sums", &Call::exact_sums)
+      .def_property_readonly("dtype", [](const Call& call) { return dtype_name(call.problem().dtype); })
+      .def_property_readonly("shape", [](const Call& call) {
+        const Problem& p = call.problem();
+        return py::make_tuple(p.n_q, p.n_head, p.head_dim);
+      });
+}
