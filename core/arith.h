@@ -42,7 +42,7 @@ struct Arith {
     return S::fma(p, t, S::set(1.0f));
   }
 
-  // p * 2^d for p in [0.707, 1.4143) and an integral d <= 106; +0 where d < -125, so never a subnormal number.
+  // p * 2^d for p in [0.707, 1.4143) and an integral d <= 90; +0 where d < -125, so never a subnormal number.
   static STRATA_PA_FN F shift(F p, F d) {
     I n = S::to_int(S::max(d, S::set(-126.0f)));
     return S::zero_below(S::as_float(S::iadd(S::as_int(p), S::template shl<23>(n))), d, -125.0f);
