@@ -2,8 +2,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-
 #include "core/errors.h"
 #include "core/exact_state.h"
 #include "core/plan.h"
@@ -182,13 +180,6 @@ int64_t offset_of(const ArrayView& a, int64_t flat, size_t dims, std::vector<int
 
 const std::vector<std::string> kFloats = {"float32", "float16", "bfloat16"};
 
-std::string float_dtype(py::object object, const std::string& name) {
-  ArrayView a = view_array(object, name);
-  if (std::find(kFloats.begin(), kFloats.end(), a.dtype) == kFloats.end())
-    throw InvalidType(text(name, " must be ", join(kFloats, " or "), ", got ", a.describe()));
-  return a.dtype;
-}
-
 struct Unquantized {
   ArrayView x;
   int64_t dims, group;
@@ -293,7 +284,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("set_imma", [](py::object value) { set_imma(value.is_none() ? std::nullopt : std::optional<bool>(to_bool(value, "value"))); });
   m.def("get_imma", &get_imma);
   m.def("check_cache", &check_cache);
-  m.def("float_dtype", &float_dtype);
   m.def("check_quantize", &check_quantize);
   m.def("quantize", &quantize);
   m.def("exact_finish", &exact_finish);

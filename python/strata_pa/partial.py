@@ -2,7 +2,7 @@
 
     anchors = merge_anchors([exact_anchors(q, kv, ids=part) for part in parts])
     sums = merge_sums([exact_sums(q, kv, ids=part, anchors=anchors) for part in parts])
-    out, lse = exact_finish(anchors, sums, q)
+    out, lse = exact_finish(anchors, sums)
 
 The parts may be lists of `ids`, or caches with the same `kv_len` whose page tables hold -1 for the pages of the others; they may live in
 different processes. Order and grouping do not matter. See docs/numerics.md, section 5.
@@ -146,19 +146,23 @@ def merge_sums(parts: Sequence[ExactSums]) -> ExactSums:
     return merged
 
 
-def exact_finish(anchors: ExactAnchors, sums: ExactSums, like: Array) -> tuple[Array, Array]:
-    """The result from the merged state.
+def exact_finish(anchors: ExactAnchors, sums: ExactSums, dtype: str = "float32", *, out: Array | None = None) -> tuple[Array, Array]:
+    """The result from the merged state of all cells: the bytes that `prompt_attention` with kernel="exact" gives.
 
     Args:
-        anchors, sums: of all cells.
-        like: q, or any array of its dtype and kind: `out` has its dtype (float32, float16 or bfloat16).
+        anchors, sums: the merged state.
+        dtype: of q and so of `out`: "float32", "float16" or "bfloat16".
+        out: where to write, C-contiguous `[n_q, n_head, head_dim]`; it decides the dtype. None: a new NumPy array.
 
     Returns:
-        out `[n_q, n_head, head_dim]`, lse float32 `[n_q, n_head]`; the bytes that `prompt_attention` with kernel="exact" gives.
+        out `[n_q, n_head, head_dim]`, lse float32 `[n_q, n_head]` of the same kind.
     """
     shape = tuple(as_numpy(sums.O).shape)
-    out = empty_like_kind(like, shape, _core.float_dtype(like, "like"))
-    lse = empty_like_kind(like, shape[:2], "float32")
+    if out is None:
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise _core.InvalidInput(f"dtype must be 'float32', 'float16' or 'bfloat16', got {dtype!r}")
+        out = empty_like_kind(None, shape, dtype)
+    lse = empty_like_kind(out, shape[:2], "float32")
     _core.exact_finish(anchors.A, anchors.b, sums.L, sums.O, out, lse)
     return out, lse
 
