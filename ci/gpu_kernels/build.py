@@ -1,0 +1,41 @@
+"""Compiles cuda/*.cu to one cubin per file and architecture, and the launcher, into build/gpu_kernels; prints registers and spills.
+
+    python build.py [sm_90 ...]
+"""
+import concurrent.futures
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "gpu_kernels"
+ALL = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+FLAGS = ("-std=c++17", "-O3", "--resource-usage", "-Werror", "all-warnings")
+
+
+def compile_one(source, arch):
+    target = OUT / f"{source.stem}.{arch}.cubin"
+    run = subprocess.run(["nvcc", *FLAGS, "-cubin", f"-arch={arch}", "-o", target, source], capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"{source.name} {arch}\n{run.stdout}{run.stderr}")
+    rows = []
+    for part in re.split(r"Compiling entry function '", run.stderr)[1:]:
+        number = lambda pattern: int(m[1]) if (m := re.search(pattern, part)) else 0
+        rows.append((part.split("'")[0], arch, number(r"Used (\d+) registers"), number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes stack")))
+    return rows
+
+
+def main():
+    archs = sys.argv[1:] or ALL
+    OUT.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "launcher.so", ROOT / "ci/gpu_kernels/launcher.cpp"], check=True)
+    jobs = [(s, a) for s in sorted((ROOT / "cuda").glob("*.cu")) for a in archs if int(a[3:]) >= int(s.stem.rsplit("sm", 1)[1])]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for rows in pool.map(lambda job: compile_one(*job), jobs):
+            for name, arch, registers, spills, stack in rows:
+                print(f"{name:24s} {arch:7s} {registers:4d} registers {spills:4d} spill bytes {stack:4d} stack bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()
