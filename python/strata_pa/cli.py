@@ -1,0 +1,172 @@
+"""The command `strata-pa`, also `python -m strata_pa`."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from . import _inspect
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0, 1 (a check failed or a bound is broken) or 2 (it could not be run as asked)."""
+    asked = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = asked.run
+    try:
+        return run(asked)
+    except BrokenPipeError:  # the reader has seen enough
+        sys.stderr.close()  # or the interpreter complains about stdout at its exit
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="strata-pa", description="Exact prompt attention over a paged int8 KV cache.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="command")
+
+    info = commands.add_parser("info", help="devices, kernels and why each other one is refused, build, environment")
+    info.add_argument("--json", action="store_true", help="print JSON")
+    info.set_defaults(run=_run_info)
+
+    doctor = commands.add_parser("doctor", help="check the installation; exit status 1 if a check fails")
+    doctor.set_defaults(run=_run_doctor)
+
+    parity = commands.add_parser(
+        "parity",
+        help="each kernel's error against float64, and its time; exit status 1 if a bound is broken",
+        description="Runs every kernel of the device and prints max|out - float64| / max|float64| and the time of a call.\n"
+        "Without --context and --data: 8192/64 and 2100/64 selected cells and 600/600 dense on a CPU;\n"
+        "32768/2048 and 2100/256 selected and 1500/1500 dense on a GPU.",
+        epilog=_DATA_FORMAT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parity.add_argument("--context", type=_positive, metavar="N", help="cells in the cache, instead of the default problems")
+    parity.add_argument("--queries", type=_positive, metavar="N", help="the last ones of the context; default: all of it, dense causal")
+    parity.add_argument("--kernels", metavar="A,B", help="only these kernels; default: all that the device has")
+    parity.add_argument("--device", metavar="NAME", help="as `info` lists them, e.g. cpu; default: the first GPU, or the CPU")
+    parity.add_argument("--data", metavar="FILE", help="a captured layer as below, or `sample`")
+    parity.add_argument("--json", metavar="FILE", help="write a record; - for the standard output, in place of the table")
+    parity.add_argument("--plot", type=Path, metavar="FILE", help="draw error against time (needs matplotlib)")
+    parity.add_argument("--reps", type=_positive, default=7, metavar="N", help="timed calls of each kernel, after one warm-up; default: 7")
+    parity.add_argument("--sample", type=_positive, default=32, metavar="N", help="queries to compare with float64; default: 32")
+    parity.add_argument("--threads", type=_positive, metavar="N", help="CPU threads; default: as `info` says")
+    parity.add_argument("--seed", type=int, default=0, metavar="N", help="of the made problems; default: 0")
+    parity.set_defaults(run=_run_parity)
+    return parser
+
+
+_DATA_FORMAT = """\
+FILE of --data is an .npz with the arrays of one attention layer, in the order of the tokens:
+  q                 float32 [n, heads, D]       the queries of the last n tokens, rotary embedding applied
+  k, v              int8    [m, kv_heads, D]    codes of the m >= n tokens in the cache
+  k_scale, v_scale  float16 [m, kv_heads, D/G]  value = code * scale; G dims share a scale
+  ids               int32   [n, cap]            optional: the cells each query attends to, -1: none; without it, all up to its own
+  sm_scale          float                       optional: softmax scale; without it, 1/sqrt(D)
+Query head h reads KV head h // (heads / kv_heads); query i is token m - n + i. `--data sample` is such a file: one layer of
+SmolLM2-135M-Instruct over 600 tokens."""
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"strata-pa: error: {message}", file=sys.stderr)
+    return status
+
+
+def _run_info(asked: argparse.Namespace) -> int:
+    facts = _inspect.facts()
+    print(json.dumps(facts, indent=1) if asked.json else _inspect.info_text(facts))
+    return EXIT_FAILED if facts["problems"] else EXIT_OK
+
+
+def _run_doctor(asked: argparse.Namespace) -> int:
+    found = _inspect.checks()
+    print(_inspect.checks_text(found))
+    return EXIT_FAILED if any(status == "failed" for _, status, _ in found) else EXIT_OK
+
+
+def _run_parity(asked: argparse.Namespace) -> int:
+    broken = _inspect.broken_imports()
+    if broken:
+        return _complain("; ".join(f"{name} {what}" for name, what in broken.items()), EXIT_FAILED)
+    from . import _cases, _core, _parity, _record, _show
+
+    if asked.data and (asked.context or asked.queries):
+        return _complain("--data brings its own context and queries: leave out --context and --queries", EXIT_USAGE)
+    if asked.queries and not asked.context:
+        return _complain("--queries needs --context", EXIT_USAGE)
+    if asked.context and (asked.queries or 0) > asked.context:
+        return _complain(f"{asked.queries} queries do not fit in a context of {asked.context}", EXIT_USAGE)
+    if asked.seed < 0:
+        return _complain(f"--seed must not be negative, got {asked.seed}", EXIT_USAGE)
+    for path in (asked.plot, Path(asked.json) if asked.json not in (None, "-") else None):
+        if path is not None and not path.parent.is_dir():
+            return _complain(f"{path}: there is no folder {path.parent}", EXIT_USAGE)
+    if asked.plot:
+        try:
+            _show.load_matplotlib()
+        except ImportError as error:
+            return _complain(f"--plot needs matplotlib ({error}); install it with: pip install 'strata_pa[plot]'", EXIT_USAGE)
+
+    try:
+        target = _parity.choose_target(asked.device, asked.kernels.split(",") if asked.kernels else None)
+        makers: list[Callable[[], _cases.Case]]
+        if asked.data == "sample":
+            makers = [partial(_cases.read_case, _cases.SAMPLE, "sample", asked.seed)]
+        elif asked.data:
+            makers = [partial(_cases.read_case, Path(asked.data), None, asked.seed)]
+        else:
+            shapes = _cases.CPU_SHAPES if target.backend == "cpu" else _cases.GPU_SHAPES
+            if asked.context:
+                shapes = ((asked.context, asked.queries or asked.context),)
+            makers = [partial(_cases.make_case, context, queries, asked.seed) for context, queries in shapes]
+        results: list[_parity.Result] = []
+        refused: list[_parity.Refused] = []
+        with _show.progress(len(makers) * _parity.steps(len(target.kernels), asked.reps)) as step:
+            for make in makers:
+                found, no = _parity.measure(make(), target, reps=asked.reps, sample=asked.sample, threads=asked.threads, step=step)
+                results += found
+                refused += no
+    except (_core.Error, _cases.DataError, MemoryError) as error:
+        return _complain(str(error) or "not enough memory", EXIT_USAGE)
+
+    record = _record.header(_record.command_line("strata-pa")) | {
+        "results": [asdict(r) | {"max_rel_err": None if math.isnan(r.max_rel_err) else r.max_rel_err} for r in results],  # JSON has no NaN
+        "refused": [asdict(r) for r in refused],
+    }
+    threads = f", {results[0].threads} threads" if results and target.backend == "cpu" else ""
+    title = f"{target.device} ({target.architecture}{threads}), {record['machine']['cpu']}, strata_pa {record['versions']['strata_pa']}"
+    text = json.dumps(record, indent=1)
+    try:
+        if asked.json == "-":
+            print(text)
+        else:
+            _show.table(results, refused, title)
+            if asked.json:
+                Path(asked.json).write_text(text + "\n", encoding="utf-8")
+        if asked.plot and results:
+            _show.plot(results, asked.plot, title)
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a picture format that matplotlib does not know
+        return _complain(f"could not be written: {error}", EXIT_USAGE)
+    if not results:
+        return _complain("no kernel ran", EXIT_FAILED)
+    over = [f"{r.kernel} on {r.case}: {r.max_rel_err:.2e} > {r.bound:.1e}" for r in results if not r.ok]
+    return _complain("the bound is broken: " + "; ".join(over), EXIT_FAILED) if over else EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
