@@ -1,5 +1,6 @@
 #include "core/device.h"
 
+#include <algorithm>
 #include <thread>
 
 #ifdef __linux__
