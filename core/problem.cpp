@@ -79,6 +79,13 @@ void check_sequences(const Problem& p) {
   if (cu[p.n_seq] != p.n_q) fail("cu_seqlens_q must end at the number of queries, ", p.n_q, ", got ", cu[p.n_seq]);
 }
 
+// Width of query i, a number of list entries.
+int64_t checked_width(const Problem& p, int64_t i) {
+  int64_t width = p.widths ? p.widths[i * p.widths_stride] : p.cap;
+  if (width < 0 || width > p.cap) fail("widths[", i, "] is ", width, "; a width is from 0 to ", p.cap, ", the length of a row of ids");
+  return width;
+}
+
 // The least and greatest of n numbers, in a loop that compilers vectorize.
 std::pair<int32_t, int32_t> range(const int32_t* x, int64_t n) {
   int32_t low = 0, high = -1;
@@ -138,6 +145,9 @@ void check_problem(const Problem& p) {
   }
   check_sequences(p);
   for (const Array& a : inputs(p)) check_array(a);
+  // Before planning, because scratch sizes depend on them.
+  if (p.widths && p.device.kind == DeviceKind::kCPU)
+    for (int64_t i = 0; i < p.n_q; ++i) checked_width(p, i);
 }
 
 void check_output(const Problem& p) {
@@ -170,8 +180,7 @@ void check_lists(const Problem& p) {
   if (!p.ids) return;
   int64_t lists = p.ids_head_stride == 0 ? 1 : p.n_kv;
   for (int64_t i = 0; i < p.n_q; ++i) {
-    int64_t width = p.widths ? p.widths[i * p.widths_stride] : p.cap;
-    if (width < 0 || width > p.cap) fail("widths[", i, "] is ", width, "; a width is from 0 to ", p.cap, ", the length of a row of ids");
+    int64_t width = checked_width(p, i);
     for (int64_t h = 0; h < lists; ++h) {
       const int32_t* row = p.ids + i * p.ids_stride + h * p.ids_head_stride;
       int32_t low = range(row, width).first;

@@ -66,9 +66,9 @@ struct Problem {
 const char* dtype_name(DType dtype);
 int64_t dtype_bytes(DType dtype);
 
-// Each throws InvalidInput with what was given and what was expected. Nothing but cu_seqlens_q and kv_len is read by the first two.
-void check_problem(const Problem& p);  // shapes, strides, alignment, numbers; not the output
+// Each throws InvalidInput with what was given and what was expected.
+void check_problem(const Problem& p);  // shapes, strides, alignment, numbers, widths in host memory; not the output
 void check_output(const Problem& p);   // out and lse: layout, and no overlap with an input
-void check_lists(const Problem& p);    // page_table, widths and ids in host memory: every entry in use can be a page, a width, a cell
+void check_lists(const Problem& p);    // page_table and ids in host memory: every entry in use can be a page, a cell
 
 }  // namespace strata_pa

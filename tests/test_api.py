@@ -310,7 +310,7 @@ def test_ids():
     prompt_attention(Q, KV, ids=ids, widths=np.array([4, 4, 1], np.int32))  # past the width: not read
     for width in (-1, 5):
         with pytest.raises(InvalidInput, match=rf"widths\[1\] is {width}; a width is from 0 to 4"):
-            prompt_attention(Q, KV, ids=np.zeros_like(ids), widths=np.array([4, width, 0], np.int32))
+            strata_pa.plan(Q, KV, ids=np.zeros_like(ids), widths=np.array([4, width, 0], np.int32))
     # Cells past the query or past kv_len, and -1, are masked.
     ids = np.array([[3], [3], [3]], np.int32)
     far = np.array([[3, 1000, -1], [3, 2**31 - 1, -1], [-1, 3, CELLS]], np.int32)
