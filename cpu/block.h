@@ -121,7 +121,7 @@ static inline float load_q(const Problem& p, int64_t query, int64_t head, int d)
   const int64_t at = query * p.q_stride + head * p.q_head_stride + d;
   if (p.dtype == DType::kFloat32) return static_cast<const float*>(p.q)[at];
   const uint16_t bits = static_cast<const uint16_t*>(p.q)[at];
-  return p.dtype == DType::kFloat16 ? half_to_float(bits) : Scalar1::as_float(static_cast<int32_t>(static_cast<uint32_t>(bits) << 16));
+  return p.dtype == DType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
 }
 
 // Loads a tile's rows (row = query * heads + head of the group), and marks those whose q is not finite.
@@ -137,22 +137,6 @@ static void load_rows(const Job& job, const Tile& t, float* q, uint8_t* bad) {
       }
       bad[row] = !finite;
     }
-}
-
-static inline uint16_t float_to_half(float x) {
-  const uint32_t bits = static_cast<uint32_t>(Scalar1::as_int(x)), sign = bits >> 16 & 0x8000;
-  const float a = __builtin_fabsf(x);
-  if (a != a) return static_cast<uint16_t>(0x7e00);
-  if (a >= 65520.0f) return static_cast<uint16_t>(sign | 0x7c00);
-  if (a < 0x1p-14f) return static_cast<uint16_t>(sign | static_cast<uint32_t>(Scalar1::rint(a * 0x1p24f)));  // subnormal: a multiple of 2^-24
-  const uint32_t u = static_cast<uint32_t>(Scalar1::as_int(a)) - (112u << 23);
-  return static_cast<uint16_t>(sign | (u + 0xfff + (u >> 13 & 1)) >> 13);
-}
-
-static inline uint16_t float_to_bfloat16(float x) {
-  const uint32_t u = static_cast<uint32_t>(Scalar1::as_int(x));
-  if (x != x) return 0x7fc0;
-  return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
 // Stores a finished row: `x` its dims (overwritten), empty: no visible entry, bad: NaN.

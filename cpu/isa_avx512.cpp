@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "core/arith.h"
+#include "core/half.h"
 #include "cpu/job.h"
 
 namespace strata_pa::cpu {

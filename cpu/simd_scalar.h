@@ -54,13 +54,6 @@ struct Scalar1 {  // one number: for per-row steps
   static F zero_below(F x, F d, float limit) { return d < limit ? 0.0f : x; }
 };
 
-static inline float half_to_float(uint16_t h) {
-  uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = h & 0x7fff;
-  float x = Scalar1::as_float(static_cast<int32_t>(rest << 13)) * 0x1p112f;  // exact: moves the exponent's bias, subnormals too
-  if (rest >= 0x7c00) x = Scalar1::as_float(static_cast<int32_t>(0x7f800000 | (rest & 0x3ff) << 13));
-  return Scalar1::as_float(static_cast<int32_t>(static_cast<uint32_t>(Scalar1::as_int(x)) | sign));
-}
-
 #define STRATA_PA_LANES for (int i = 0; i < L; ++i)
 
 struct SimdScalar {
