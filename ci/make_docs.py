@@ -38,11 +38,15 @@ def environment_region() -> str:
     return report.table(["variable", "values", "meaning"], rows)
 
 
+def documents() -> dict[Path, dict[str, str]]:
+    """Every page with generated regions."""
+    return {report.ROOT / "README.md": {"support": support_region(), "environment": environment_region()}, **report.documents()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="rewrite nothing; exit status 1 if a region is out of date")
-    regions = {report.ROOT / "README.md": {"support": support_region(), "environment": environment_region()}}
-    return report.update(regions | report.documents(), parser.parse_args().check)
+    return report.update(documents(), parser.parse_args().check)
 
 
 if __name__ == "__main__":

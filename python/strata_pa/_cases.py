@@ -155,11 +155,12 @@ def read_case(path: Path, name: str | None = None, seed: int = 0) -> Case:
         DataError: no such file, not an .npz, or arrays that are missing or do not fit.
     """
     try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise DataError(f"{path}: a single array, not an .npz with named arrays")
-        with file:
-            arrays = {key: file[key] for key in file.files}
+        with path.open("rb") as raw:  # np.load(path) leaves a damaged file open
+            file = np.load(raw, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise DataError(f"{path}: a single array, not an .npz with named arrays")
+            with file:
+                arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except OSError as error:
