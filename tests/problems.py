@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import inputs
 import numpy as np
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ KERNELS = ("fp32", "imma", "exact")
 
 def same_bytes(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
 
 
 def random_kv(rng, n_seq, max_pages, n_kv, page_size, dim, group, layout="HND", spare=2):

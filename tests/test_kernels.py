@@ -141,7 +141,7 @@ def test_exact_adds_up_from_parts(name, isa):
     parts = [np.where(part_of == i, ids, -1).astype(np.int32) for i in range(3)]
     anchors = strata_pa.merge_anchors([strata_pa.exact_anchors(q, kv, ids=part, **options) for part in parts])
     sums = strata_pa.merge_sums([strata_pa.exact_sums(q, kv, anchors=anchors, ids=part, **options) for part in parts])
-    out, lse = strata_pa.exact_finish(anchors, sums, q)
+    out, lse = strata_pa.exact_finish(anchors, sums)
     assert digest(out) == PORTABLE[name]["exact"]
     whole = strata_pa.prompt_attention(q, kv, kernel="exact", ids=ids, widths=widths, return_lse=True, **options)
     assert same_bytes(lse, whole[1])
@@ -190,7 +190,7 @@ def test_bfloat16(kernel, isa):
 
 
 def test_exact_past_its_buffers():
-    """286,720 cells: the scores of 16 rows are not kept (16 MiB), those of 3 are, and the integer planes spill: long contexts give the referee's bytes too."""
+    """286,720 cells: the scores of 16 rows are not kept (16 MiB), those of 3 are, and the integer planes spill."""
     rng = np.random.default_rng(6)
     kv = random_kv(rng, 1, 560, 1, 512, 64, 64)
     kv.page_table[0] = rng.integers(0, 8, 560)  # few pages, many times

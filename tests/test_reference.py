@@ -6,13 +6,14 @@ import math
 from fractions import Fraction
 from types import SimpleNamespace
 
+import inputs
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from strata_pa import reference
+from problems import KERNELS, PORTABLE, SPECS, build, random_kv, random_q, same_bytes
 
-from problems import KERNELS, PORTABLE, SPECS, build, inputs, random_kv, random_q, same_bytes
+from strata_pa import reference
 
 f32 = np.float32
 

@@ -159,7 +159,7 @@ def exact_finish(anchors: ExactAnchors, sums: ExactSums, dtype: str = "float32",
     """
     shape = tuple(as_numpy(sums.O).shape)
     if out is None:
-        if dtype not in ("float32", "float16", "bfloat16"):
+        if not isinstance(dtype, str) or dtype not in ("float32", "float16", "bfloat16"):
             raise _core.InvalidInput(f"dtype must be 'float32', 'float16' or 'bfloat16', got {dtype!r}")
         out = empty_like_kind(None, shape, dtype)
     lse = empty_like_kind(out, shape[:2], "float32")
