@@ -10,7 +10,6 @@ import inputs
 import numpy as np
 import pytest
 from hypothesis import given, settings
-
 from problems import KERNELS, PORTABLE, SPECS, build, random_kv, random_q, same_bytes
 
 from strata_pa import reference
