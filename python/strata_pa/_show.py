@@ -1,10 +1,10 @@
 """Progress, tables and plots: rich in a terminal, plain text elsewhere."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ._parity import Refused, Result
@@ -60,25 +60,20 @@ def table(results: Sequence[Result], refused: Sequence[Refused], title: str) -> 
         print(f"{no.case}: {no.kernel} refused: {no.reason}")
 
 
-def load_matplotlib() -> ModuleType:
-    """matplotlib with a backend that draws to files.
+def load_matplotlib() -> tuple[Any, Any, Any]:
+    """matplotlib's modules pyplot, lines and ticker, with a backend that draws to files. By name: type checkers need not have it.
 
     Raises:
         ImportError: it is not installed.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    return matplotlib
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot, lines, ticker = (importlib.import_module(f"matplotlib.{name}") for name in ("pyplot", "lines", "ticker"))
+    return pyplot, lines, ticker
 
 
 def plot(results: Sequence[Result], path: Path, title: str) -> None:
     """Error against time: a colour for each kernel, a marker for each problem, a dashed line at each bound."""
-    load_matplotlib()
-    from matplotlib import pyplot
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import LogLocator
-
+    pyplot, lines, ticker = load_matplotlib()
     kernels = list(dict.fromkeys(r.kernel for r in results))
     cases = list(dict.fromkeys(r.case for r in results))
     colors = {kernel: f"C{i}" for i, kernel in enumerate(kernels)}
@@ -97,10 +92,10 @@ def plot(results: Sequence[Result], path: Path, title: str) -> None:
     axes.yaxis.set_major_formatter("{x:.0e}")
     axes.yaxis.set_minor_formatter("{x:.0e}")
     for axis in (axes.xaxis, axes.yaxis):  # a label on every 1, 2 and 5
-        axis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
     axes.grid(visible=True, which="both", alpha=0.25)
-    lines: list[Any] = [Line2D([], [], color=colors[kernel], linewidth=6, label=kernel) for kernel in kernels]
-    lines += [Line2D([], [], color="black", marker=markers[case], linestyle="", markersize=8, label=case) for case in cases]
-    axes.legend(handles=lines, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    legend = [lines.Line2D([], [], color=colors[kernel], linewidth=6, label=kernel) for kernel in kernels]
+    legend += [lines.Line2D([], [], color="black", marker=markers[case], linestyle="", markersize=8, label=case) for case in cases]
+    axes.legend(handles=legend, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
