@@ -53,7 +53,7 @@ struct Query {
   // The id (or, dense, the cell) behind entry e.
   __device__ int raw(const Params& p, int e) const {
     if (e >= count) return -1;
-    return ids ? ids[e >> p.granularity_log2] : e;
+    return ids ? __ldg(ids + (e >> p.granularity_log2)) : e;
   }
   // The cell of entry e, -1 where it is masked.
   __device__ int cell(const Params& p, int e, int raw) const {
@@ -70,7 +70,7 @@ struct Query {
   __device__ int physical(const Params& p, int cell) const {
     if (cell < 0) return -1;
     int page = logical_page(p, cell);
-    return page < p.max_pages ? table[page] : -1;
+    return page < p.max_pages ? __ldg(table + page) : -1;
   }
   __device__ Place place(const Params& p, int cell, int physical) const {
     if (static_cast<uint32_t>(physical) >= static_cast<uint32_t>(p.pages)) return Place{-1, 0};
@@ -123,8 +123,19 @@ struct Feeder {
   }
 };
 
-// ---- copies: a warp's slice of a tile, 32 cells x 64 bytes in rows of kTileRow bytes
+// ---- copies: a warp's slice of a tile, 32 cells x 64 bytes
 
+// Where the 16 bytes `part` of a cell lie. Padded: free of bank conflicts for 4-byte reads down columns. Swizzled: for ldmatrix.
+struct PaddedTile {
+  static constexpr int kBytes = 32 * shared::kTileRow;
+  static __device__ __forceinline__ int at(int cell, int part) { return cell * shared::kTileRow + part * 16; }
+};
+struct SwizzledTile {
+  static constexpr int kBytes = 32 * 64;
+  static __device__ __forceinline__ int at(int cell, int part) { return cell * 64 + (part ^ (cell >> 1 & 3)) * 16; }
+};
+
+template <class Tile>
 struct TileCopyAsync {
   __device__ void issue(unsigned char* tile, const int8_t* base, const PoolStride& stride, const Place* places, int lane) {
 #ifdef STRATA_PA_SM80
@@ -134,7 +145,7 @@ struct TileCopyAsync {
       Place at = places[cell];
       at.page = max(at.page, 0);  // a masked cell: any codes will do, its weight is 0
       const int8_t* from = base + offset(stride, at) + (lane & 3) * 16;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(tile + cell * shared::kTileRow + (lane & 3) * 16)), "l"(from)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(tile + Tile::at(cell, lane & 3))), "l"(from)
                    : "memory");
     }
 #endif
@@ -155,6 +166,7 @@ struct TileCopyAsync {
 };
 
 // The same through registers, for sm_75.
+template <class Tile>
 struct TileCopyRegisters {
   uint4 word[4];
   __device__ void issue(unsigned char*, const int8_t* base, const PoolStride& stride, const Place* places, int lane) {
@@ -162,21 +174,21 @@ struct TileCopyRegisters {
     for (int i = 0; i < 4; ++i) {
       Place at = places[i * 8 + (lane >> 2)];
       at.page = max(at.page, 0);
-      word[i] = *reinterpret_cast<const uint4*>(base + offset(stride, at) + (lane & 3) * 16);
+      word[i] = __ldg(reinterpret_cast<const uint4*>(base + offset(stride, at) + (lane & 3) * 16));
     }
   }
   __device__ void commit() {}
   template <int newer>
   __device__ void land(unsigned char* tile, int lane) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) *reinterpret_cast<uint4*>(tile + (i * 8 + (lane >> 2)) * shared::kTileRow + (lane & 3) * 16) = word[i];
+    for (int i = 0; i < 4; ++i) *reinterpret_cast<uint4*>(tile + Tile::at(i * 8 + (lane >> 2), lane & 3)) = word[i];
     __syncwarp();
   }
 };
 
 // The binary16 scale of `group` for a lane's entry, 0 where it is masked.
 __device__ __forceinline__ uint16_t load_scale(const uint16_t* base, const PoolStride& stride, Place at, int group) {
-  return at.page >= 0 ? base[offset(stride, at) + group] : uint16_t{0};
+  return at.page >= 0 ? __ldg(base + offset(stride, at) + group) : uint16_t{0};
 }
 
 // ---- MMA
@@ -192,12 +204,12 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
 
 #ifdef STRATA_PA_SM80
 __device__ __forceinline__ void mma_s8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const int (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 __device__ __forceinline__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const int (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
@@ -223,6 +235,21 @@ __device__ __forceinline__ float load_q(const Params& p, int64_t at) {
   uint16_t h = static_cast<const uint16_t*>(p.q)[at];
   if constexpr (dtype == 1) return half_to_float(h);
   return __int_as_float(static_cast<int>(static_cast<uint32_t>(h) << 16));
+}
+
+// Four elements of q from `at`.
+template <int dtype>
+__device__ __forceinline__ void load_q4(const Params& p, int64_t at, float* x) {
+  if constexpr (dtype == 0) {
+    const float* q = static_cast<const float*>(p.q) + at;
+    if ((reinterpret_cast<uintptr_t>(q) & 15) == 0) {
+      float4 y = *reinterpret_cast<const float4*>(q);
+      x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = load_q<dtype>(p, at + i);
 }
 
 // FP32 -> q's type, to nearest even; NaN has one form.

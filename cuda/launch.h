@@ -85,28 +85,30 @@ inline float score_scale(KernelId id, double sm_scale) {
 
 // Bytes of shared memory. The kernels carve it in the order of the terms.
 namespace shared {
-constexpr uint32_t kTileRow = 80;  // 64 bytes of a cell, padded: free of bank conflicts for ldmatrix and for 8-byte reads
+constexpr uint32_t kTileRow = 80;  // 64 bytes of a cell in a padded tile
 constexpr uint32_t kSources = 96;   // the block's query and KV head
 constexpr uint32_t kScoreRow = 36, kSplitRow = 40;  // floats of a row of 32 scores, padded
 
 // v1, v2: K and V tiles, partial scores [4][12], e [16], entries' places [2][32], two scale rows per warp, words, Sources.
 constexpr uint32_t split() { return 2 * 4 * 32 * kTileRow + (4 * 12 + 16) * kSplitRow * 4 + 2 * 32 * 8 + 2 * 4 * 32 * 4 + 4 * 16 * 4 + kSources; }
 
-// imma, exact. warps = D / 64; partials: one array of scores per group, or two per warp where a group spans several warps.
+// imma, exact: K and V tiles, partial scores [partials][16] and e [16], k_scale and v_scale [groups], entries' places [2][32], q's tops
+// [16][D / 32] and factors [16][groups], five words per row, masks, Sources. Partials: one array per group, or two per warp
+// where a group spans several warps.
 constexpr uint32_t partials(uint32_t dim, uint32_t group) { return group <= 64 ? dim / group : 2 * (dim / 64); }
-constexpr uint32_t digits(uint32_t dim, uint32_t group, uint32_t rows) {
-  return 2 * (dim / 64) * 32 * kTileRow + (partials(dim, group) * rows + 16) * kScoreRow * 4 +
-         2 * (dim / group) * kScoreRow * 4 + 2 * 32 * 8 + (16 * (dim / 32) + 16 * (dim / group)) * 4 + 4 * 16 * 4 + kSources;
+constexpr uint32_t digits(uint32_t dim, uint32_t group) {
+  return 2 * (dim / 64) * 32 * 64 + (partials(dim, group) + 1) * 16 * kScoreRow * 4 +
+         2 * (dim / group) * kScoreRow * 4 + 2 * 32 * 8 + (16 * (dim / 32) + 16 * (dim / group)) * 4 + 5 * 16 * 4 + 4 * 4 + kSources;
 }
 // exact adds 64-bit sums where a list is too long for 32-bit planes.
 constexpr uint32_t kPlaneEntries = 65536;
-constexpr uint32_t exact(uint32_t dim, uint32_t group, uint32_t rows, int64_t max_entries) {
-  return digits(dim, group, rows) + (max_entries > kPlaneEntries ? 16 * dim * 8 : 0);
+constexpr uint32_t exact(uint32_t dim, uint32_t group, int64_t max_entries) {
+  return digits(dim, group) + (max_entries > kPlaneEntries ? 16 * dim * 8 : 0);
 }
 
-// fp32: q [dim][rows], scores [128][rows], places and scales of 128 entries, per-row words, words.
+// fp32: q [dim][rows], weights [128][rows], partial scores [2 rows][64], places [128], eight words per row, Sources, v_scale [128].
 constexpr uint32_t fp32(uint32_t dim, uint32_t group, uint32_t rows) {
-  return dim * rows * 4 + 128 * rows * 4 + 128 * 8 + 128 * 8 + 128 * (dim / group) * 4 + 4 * 16 * 4 + 16 * 4;
+  return dim * rows * 4 + 128 * rows * 4 + 2 * rows * 64 * 4 + 128 * 8 + 8 * 16 * 4 + kSources + 128 * (dim / group) * 4;
 }
 }  // namespace shared
 
@@ -125,11 +127,11 @@ inline Config config(KernelId id, const Params& p, int32_t head_dim) {
       break;
     case KernelId::kImma:
       c.block = dim / 2;
-      c.shared_bytes = shared::digits(dim, group, rows);
+      c.shared_bytes = shared::digits(dim, group);
       break;
     case KernelId::kExact:
       c.block = dim / 2;
-      c.shared_bytes = shared::exact(dim, group, rows, p.max_entries);
+      c.shared_bytes = shared::exact(dim, group, p.max_entries);
       break;
   }
   return c;

@@ -15,6 +15,17 @@ constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: an FP32 sum with it is rounded to an integer, which its low bits then hold
 constexpr int kMagicBits = 0x4B400000;
 
+// a / b, correctly rounded, without the slow path of the general division (a call, for which every register would be saved): for
+// quotients and reciprocals far from overflow and underflow.
+__device__ __forceinline__ float divide_ordinary(float a, float b) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
+  y = __fmaf_rn(y, __fmaf_rn(-b, y, 1.0f), y);
+  float q = __fmul_rn(a, y);
+  q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+  return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+}
+
 struct GpuOps {
   using F = float;
   using I = int;
@@ -24,7 +35,11 @@ struct GpuOps {
   static __device__ __forceinline__ F add(F a, F b) { return __fadd_rn(a, b); }
   static __device__ __forceinline__ F sub(F a, F b) { return __fsub_rn(a, b); }
   static __device__ __forceinline__ F mul(F a, F b) { return __fmul_rn(a, b); }
-  static __device__ __forceinline__ F div(F a, F b) { return __fdiv_rn(a, b); }
+  // What arith.h divides: 0 or 2^-25 .. 128 by 2^-100 .. 2^128 (for less than that the caller has another answer).
+  static __device__ __forceinline__ F div(F a, F b) {
+    const float unit = b > 0x1p64f ? 0x1p-64f : 1.0f;
+    return __fmul_rn(divide_ordinary(a, __fmul_rn(b, unit)), unit);
+  }
   static __device__ __forceinline__ F rint(F a) { return rintf(a); }
   static __device__ __forceinline__ F to_float(I a) { return __int2float_rn(a); }
   static __device__ __forceinline__ I to_int(F a) { return __float2int_rn(a); }
@@ -66,17 +81,6 @@ __device__ __forceinline__ float from_magic(int bits) { return __fsub_rn(__int_a
 __device__ __forceinline__ float join_magic(int h, int l, int m) {
   float r = __fmaf_rn(from_magic(l), 256.0f, from_magic(m));
   return __fmaf_rn(r, 0x1p-16f, from_magic(h));
-}
-
-// a / b, correctly rounded, without the slow path of the general division (a call, for which every register would be saved): for
-// quotients and reciprocals far from overflow and underflow.
-__device__ __forceinline__ float divide_ordinary(float a, float b) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
-  y = __fmaf_rn(y, __fmaf_rn(-b, y, 1.0f), y);
-  float q = __fmul_rn(a, y);
-  q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
-  return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
 }
 
 __device__ __forceinline__ float half_to_float(uint16_t h) {

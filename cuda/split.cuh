@@ -305,7 +305,7 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
   __syncthreads();
   if (warp < 3 && run == 0) {
     const float m = sh.state[row].x, l = sh.state[row].y;
-    sh.row[row] = l == 0.0f ? 0.0f : __frcp_rn(l);
+    sh.row[row] = l == 0.0f ? 0.0f : divide_ordinary(1.0f, l);
     if (p.lse) p.lse[query.index * p.lse_stride + query.kv * kSplitRows + row] = l == 0.0f ? kMinusInf : A::lse(m, l);
   }
   __syncthreads();

@@ -3,4 +3,4 @@
 
 using namespace strata_pa::cuda;
 
-extern "C" __global__ void __launch_bounds__(128, 2) strata_v1_d256_g64(const __grid_constant__ Params p) { split_kernel<MmaK8, TileCopyRegisters>(p); }
+extern "C" __global__ void __launch_bounds__(128, 2) strata_v1_d256_g64(const __grid_constant__ Params p) { split_kernel<MmaK8, TileCopyRegisters<PaddedTile>>(p); }

@@ -5,6 +5,6 @@ using namespace strata_pa::cuda;
 
 extern "C" __global__ void __launch_bounds__(128, kV2Blocks) strata_v2_d256_g64(const __grid_constant__ Params p) {
 #ifdef STRATA_PA_SM80
-  split_kernel<MmaK16, TileCopyAsync>(p);
+  split_kernel<MmaK16, TileCopyAsync<PaddedTile>>(p);
 #endif
 }

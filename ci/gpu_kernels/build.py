@@ -30,6 +30,8 @@ def main():
     archs = sys.argv[1:] or ALL
     OUT.mkdir(parents=True, exist_ok=True)
     subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "launcher.so", ROOT / "ci/gpu_kernels/launcher.cpp"], check=True)
+    if "sm_90" in archs:
+        compile_one(ROOT / "ci/gpu_kernels/divide.cu", "sm_90")
     jobs = [(s, a) for s in sorted((ROOT / "cuda").glob("*.cu")) for a in archs if int(a[3:]) >= int(s.stem.rsplit("sm", 1)[1])]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for rows in pool.map(lambda job: compile_one(*job), jobs):

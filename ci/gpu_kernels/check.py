@@ -4,6 +4,7 @@
     python check.py --tiny                 two cases and no more, for compute-sanitizer
 """
 import argparse
+import ctypes
 import datetime
 import hashlib
 import json
@@ -165,6 +166,19 @@ class Checks:
         self.note(ok, "exact: 150,000 entries")
         self.record["exact with 150,000 entries"] = bool(ok)
 
+    def division(self):
+        d = self.k.driver
+        f = d.function(d.load(ROOT / "build/gpu_kernels/divide.sm_90.cubin"), "strata_divide")
+        wrong = {}
+        for a in (127.0, 1.0, 16384.0, 0.0, 2.0**-23, -0.292, 123.456):
+            counts = d.put(np.zeros(2, np.uint64))
+            d.launch(f, (228, 16), 256, 0, ctypes.c_float(a), ctypes.c_uint64(counts))
+            d.sync()
+            wrong[str(a)] = [int(x) for x in d.get(counts, 2, np.uint64)]
+        print("division: not correctly rounded", wrong, flush=True)
+        self.note(not any(map(any, wrong.values())), "division")
+        self.record["divisions of a by 2^-100 .. 2^128 not correctly rounded"] = wrong
+
     def speed(self, repeats):
         table = {}
         for name, (context, n_q) in SHAPES.items():
@@ -199,7 +213,7 @@ class Checks:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="sm_90")
-    parser.add_argument("--only", default="identity,portable,sweep,long_lists,speed")
+    parser.add_argument("--only", default="identity,division,portable,sweep,long_lists,speed")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--tiny", action="store_true")

@@ -75,9 +75,10 @@ class Driver:
     def fill(self, p, byte, bytes_):
         self.call("cuMemsetD8_v2", ctypes.c_uint64(p), ctypes.c_ubyte(byte), ctypes.c_size_t(int(bytes_)))
 
-    def launch(self, f, grid, block, shared, params):
-        args = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        self.call("cuLaunchKernel", f, grid, 1, 1, block, 1, 1, shared, None, args, None)
+    def launch(self, f, grid, block, shared, *values):
+        args = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        grid = grid if isinstance(grid, tuple) else (grid, 1)
+        self.call("cuLaunchKernel", f, *grid, 1, block, 1, 1, shared, None, args, None)
 
     def sync(self):
         self.call("cuCtxSynchronize")
