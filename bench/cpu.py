@@ -133,7 +133,7 @@ def measure(shape, threads: int, reps: int, sample: int, step) -> dict:
 
     case = make_case(*shape)
     peers = dense_peers(case) if shape == DENSE else selection_peers(case)
-    out = {name: np.empty_like(case.q) for name in BOUNDS[shape] if name != "against"}
+    out = {name: np.full_like(case.q, np.nan) for name in BOUNDS[shape] if name != "against"}
     calls: dict[str, Callable] = {
         name: lambda name=name: prompt_attention(case.q, case.kv, kernel=name, out=out[name], num_threads=threads, **case.options)
         for name in out

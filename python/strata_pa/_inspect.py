@@ -83,7 +83,8 @@ def _info_lines(facts: dict[str, Any]) -> Iterator[str]:
             yield f"  {key:12} {shown}"
     for device in facts["devices"]:
         yield ""
-        yield f"Device {device['device']}: {device['architecture']}, {device['num_threads']} threads"
+        named = [device.get("name"), device["architecture"], f"{device['num_threads']} threads" if device["num_threads"] else ""]
+        yield f"Device {device['device']}: {', '.join(filter(None, named))}"
         opt_in = {row["name"] for row in facts["kernels"] if row["backend"] == device["backend"] and row["opt_in"]}
         for name in device["kernels"]:
             role = "when switched on" if name in opt_in else "runs where those before it cannot"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from . import _core, reference
 from ._cases import Case
 from .attention import plan, prompt_attention
+from .cache import PagedKV
 from .info import capabilities, kernels
 
 Array = npt.NDArray[Any]
@@ -106,17 +107,31 @@ def digest(out: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(out).tobytes()).hexdigest()
 
 
-def time_ms(run: Callable[[], object], reps: int, done: Callable[[], None] = lambda: None) -> list[float]:
-    """The times of `reps` calls after one that does not count."""
-    run()
-    done()
-    times = []
-    for _ in range(reps):
+@dataclass(frozen=True)
+class Placed:
+    """A problem's arrays on a device."""
+
+    q: Any
+    kv: PagedKV
+    options: dict[str, Any]
+    out: Any
+    clock: Callable[[Callable[[], object]], float]  # runs a call and gives its ms
+    clear: Callable[[], None]  # fills `out` with NaN, so that what a kernel leaves out shows
+    read: Callable[[], Array]  # what `out` holds
+
+
+def _on_cpu(case: Case, device: str) -> Placed:
+    def clock(run: Callable[[], object]) -> float:
         start = time.perf_counter()
         run()
-        times.append((time.perf_counter() - start) * 1e3)
-        done()
-    return times
+        return (time.perf_counter() - start) * 1e3
+
+    out = np.empty_like(case.q)
+    return Placed(case.q, case.kv, case.options, out, clock, lambda: out.fill(np.nan), lambda: out)
+
+
+# How each backend's devices get their arrays.
+_PLACES: dict[str, Callable[[Case, str], Placed]] = {"cpu": _on_cpu}
 
 
 def measure(
@@ -134,11 +149,11 @@ def measure(
     expected = reference.attention_float64(case.q, case.kv, rows=rows, **case.options)
     results: list[Result] = []
     refused: list[Refused] = []
-    out = np.empty_like(case.q)
+    here = _PLACES[target.backend](case, target.device)
     for name in target.kernels:
         what = f"{case.name}: {name}"
         try:
-            chosen = plan(case.q, case.kv, kernel=name, num_threads=threads, **case.options)
+            chosen = plan(here.q, here.kv, kernel=name, num_threads=threads, **here.options)
         except _core.UnsupportedProblem as error:
             refused.append(Refused(case.name, name, _reason(name, str(error))))
             for _ in range(reps + 1):
@@ -146,9 +161,15 @@ def measure(
             continue
 
         def run(name: str = name) -> None:
-            prompt_attention(case.q, case.kv, kernel=name, out=out, num_threads=threads, **case.options)
+            prompt_attention(here.q, here.kv, kernel=name, out=here.out, num_threads=threads, **here.options)
 
-        times = time_ms(run, reps, lambda what=what: step(what))  # type: ignore[misc]
+        here.clear()
+        times = []
+        for _ in range(reps + 1):
+            times.append(here.clock(run))
+            step(what)
+        del times[0]  # the warm-up
+        out = here.read()
         err = relative_error(out[rows], expected)
         median = statistics.median(times)
         results.append(
