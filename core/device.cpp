@@ -7,6 +7,7 @@
 #include <sched.h>
 #endif
 
+#include "core/cuda_device.h"
 #include "core/errors.h"
 
 namespace strata_pa {
@@ -47,6 +48,8 @@ std::string Device::name() const { return id.kind == DeviceKind::kCPU ? "cpu" : 
 
 std::string Device::architecture() const { return id.kind == DeviceKind::kCPU ? isa->name : text("sm_", sm); }
 
+std::string Device::describe() const { return text(name(), " (", card ? card->name + ", " : "", architecture(), ")"); }
+
 Device cpu_device(const Environment& environment, std::optional<int64_t> num_threads, const std::string& isa) {
   if (num_threads && (*num_threads < 1 || *num_threads > kMaxThreads))
     throw InvalidInput(text("num_threads must be from 1 to ", kMaxThreads, ", got ", *num_threads));
@@ -55,6 +58,27 @@ Device cpu_device(const Environment& environment, std::optional<int64_t> num_thr
           : !environment.force_isa.empty() ? &forced_isa(environment.force_isa, "STRATA_PA_FORCE_ISA=")
                                            : &cpu::best_isa();
   d.num_threads = num_threads ? static_cast<int>(*num_threads) : environment.num_threads ? environment.num_threads : available_cpus();
+  return d;
+}
+
+static Device device_of(cuda::Card& card) {
+  Device d;
+  d.id = {DeviceKind::kCUDA, card.ordinal};
+  d.sm = card.sm;
+  d.card = &card;
+  return d;
+}
+
+std::vector<Device> cuda_devices() {
+  std::vector<Device> list;
+  for (int i = 0, n = cuda::count_cards(); i < n; ++i) list.push_back(device_of(cuda::card(i)));
+  return list;
+}
+
+Device cuda_device(int ordinal) {
+  Device d = device_of(cuda::card(ordinal));
+  std::string why = cuda::refusal(cuda::Vendor::kNvidia, d.sm, d.describe());
+  if (!why.empty()) throw UnsupportedDevice(why);
   return d;
 }
 

@@ -19,6 +19,9 @@ struct InvalidType : InvalidInput {  // ... or a type, such as an array's dtype
 struct UnsupportedProblem : Error {  // well formed, but no kernel (or not the one asked for) serves it here
   using Error::Error;
 };
+struct DriverError : Error {  // a call of a GPU's driver failed: the call's name and the driver's text
+  using Error::Error;
+};
 struct UnsupportedDevice : Error {  // a device, or an instruction set, that this build or this machine does not have
   using Error::Error;
 };

@@ -1,5 +1,6 @@
 #include "core/plan.h"
 
+#include "core/cuda_device.h"
 #include "core/errors.h"
 
 namespace strata_pa {
@@ -52,10 +53,16 @@ Plan make_plan(const Problem& problem, const Device& device, const std::optional
   plan.device = device;
   plan.notes = wish.notes;
   plan.chosen_by = wish.by;
-  std::string where = text(device.name(), " (", device.architecture(), ")");
-  for (const Candidate& c : candidates) {
+  std::string where = device.describe();
+  // Only the kernel that is about to be chosen asks the driver for its image.
+  auto can_run = [&](Candidate& c) {
+    if (c.reasons.empty() && c.kernel->prepare && problem.n_q > 0)
+      if (std::string why = c.kernel->prepare(*c.kernel, problem, device); !why.empty()) c.reasons.push_back(why);
+    return c.reasons.empty();
+  };
+  for (Candidate& c : candidates) {
     if (c.kernel->name != wish.kernel) continue;
-    if (c.reasons.empty())
+    if (can_run(c))
       plan.kernel = c.kernel;
     else if (wish.must)
       refuse(text("kernel='", wish.kernel, "' cannot run this problem on ", where, ":"), candidates);
@@ -64,8 +71,13 @@ Plan make_plan(const Problem& problem, const Device& device, const std::optional
   }
   if (!plan.kernel) {
     plan.chosen_by = "default";
-    for (const Candidate& c : candidates)
-      if (!plan.kernel && !c.kernel->opt_in && c.reasons.empty()) plan.kernel = c.kernel;
+    for (Candidate& c : candidates) {
+      if (plan.kernel || c.kernel->opt_in || !c.reasons.empty()) continue;
+      if (can_run(c))
+        plan.kernel = c.kernel;
+      else  // the device's own order would have taken it
+        plan.notes.push_back(text(c.kernel->name, " does not run on ", where, ": ", join(c.reasons, "; ")));
+    }
   }
   if (!plan.kernel) refuse(text("no default kernel can run this problem on ", where, ":"), candidates);
 
@@ -75,6 +87,8 @@ Plan make_plan(const Problem& problem, const Device& device, const std::optional
       c.reasons.push_back(c.kernel->opt_in ? "opt-in, and not switched on" : text(plan.kernel->name, " was chosen (", plan.chosen_by, ")"));
     plan.refused.push_back({c.kernel->name, c.reasons});
   }
+  if (device.card && plan.kernel->image)
+    if (std::string note = device.card->note(*cuda::find_image(plan.kernel->image)); !note.empty()) plan.notes.push_back(note);
   plan.workspace_bytes = plan.kernel->workspace(problem, device);
   return plan;
 }

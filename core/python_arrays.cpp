@@ -1,11 +1,14 @@
 #include "core/python_arrays.h"
 
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
+#include "core/cuda_device.h"
 #include "core/errors.h"
 
 namespace py = pybind11;
@@ -54,6 +57,11 @@ std::string type_name(py::handle object) { return py::str(py::type::handle_of(ob
                                "=OFF), and arrays are not copied between devices"));
 }
 
+DeviceId on_cuda(const std::string& name, int64_t id) {
+  if (cuda::built_images().images.empty()) no_backend(name, text("CUDA device ", id), "CUDA");
+  return {DeviceKind::kCUDA, static_cast<int>(id)};
+}
+
 DeviceId to_device(const std::string& name, int64_t type, int64_t id) {
   switch (type) {
     case dlpack::kCPU:
@@ -62,12 +70,25 @@ DeviceId to_device(const std::string& name, int64_t type, int64_t id) {
       return {};
     case dlpack::kCUDA:
     case dlpack::kCUDAManaged:
-      no_backend(name, text("CUDA device ", id), "CUDA");
+      return on_cuda(name, id);
     case dlpack::kROCM:
       no_backend(name, text("HIP device ", id), "HIP");
     default:
       throw UnsupportedDevice(text(name, " is on a device of a kind (DLPack type ", type, ") that no backend serves"));
   }
+}
+
+DeviceId dlpack_device(py::handle object, const std::string& name) {
+  py::tuple device = object.attr("__dlpack_device__")();
+  return to_device(name, py::int_(device[0]).cast<int64_t>(), py::int_(device[1]).cast<int64_t>());
+}
+
+bool has_dlpack(py::handle object) { return py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__"); }
+bool has_interface(py::handle object) { return py::hasattr(object, "__cuda_array_interface__"); }
+
+bool is_jax(py::handle object) {
+  std::string module = py::str(py::type::handle_of(object).attr("__module__"));
+  return module.rfind("jax", 0) == 0;
 }
 
 // From strides in bytes (or elements, with unit 1) to the strides of a view.
@@ -111,18 +132,20 @@ std::string dlpack_dtype(const dlpack::Tensor& t) {
   return text(kind, int{t.dtype.bits}, t.dtype.lanes == 1 ? "" : text("x", t.dtype.lanes));
 }
 
-ArrayView view_dlpack(py::handle object, const std::string& name) {
+ArrayView view_dlpack(py::handle object, const std::string& name, int64_t stream) {
   ArrayView a;
   a.name = name;
   py::object capsule;
   try {
-    py::tuple device = object.attr("__dlpack_device__")();
-    a.device = to_device(name, py::int_(device[0]).cast<int64_t>(), py::int_(device[1]).cast<int64_t>());
+    a.device = dlpack_device(object, name);
+    py::dict arguments;
+    // JAX takes a stream's address only, not the protocol's -1; without one it waits until the array is there.
+    if (a.device.kind == DeviceKind::kCUDA && !is_jax(object)) arguments["stream"] = stream;
     try {
-      capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+      capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0), **arguments);
     } catch (py::error_already_set& error) {  // a library from before DLPack 1.0
       if (!error.matches(PyExc_TypeError)) throw;
-      capsule = object.attr("__dlpack__")();
+      capsule = object.attr("__dlpack__")(**arguments);
     }
   } catch (py::error_already_set& error) {
     exporter_failed(name, error);
@@ -142,8 +165,7 @@ ArrayView view_dlpack(py::handle object, const std::string& name) {
     throw InvalidType(text(name, ": __dlpack__ gave no DLPack capsule"));
   }
   // JAX arrays are immutable; older exporters cannot say so.
-  std::string module = py::str(py::type::handle_of(object).attr("__module__"));
-  a.readonly = a.readonly || module.rfind("jax", 0) == 0;
+  a.readonly = a.readonly || is_jax(object);
   a.data = static_cast<char*>(t->data) + t->byte_offset;
   a.dtype = dlpack_dtype(*t);
   if (a.dtype == "bfloat16" || t->dtype.lanes == 1) a.itemsize = t->dtype.bits / 8;
@@ -152,6 +174,59 @@ ArrayView view_dlpack(py::handle object, const std::string& name) {
   for (size_t i = a.shape.size(); i-- > 1;) strides[i - 1] = strides[i] * a.shape[i];
   if (t->strides) strides.assign(t->strides, t->strides + t->ndim);
   set_strides(a, strides, 1);
+  return a;
+}
+
+py::dict interface_of(py::handle object, const std::string& name) {
+  try {
+    return object.attr("__cuda_array_interface__");
+  } catch (py::error_already_set& error) {
+    exporter_failed(name, error);
+  }
+}
+
+int64_t interface_address(const py::dict& d) { return d["data"].cast<py::tuple>()[0].cast<int64_t>(); }
+
+// An array without elements has no address, and is nowhere.
+DeviceId interface_device(const py::dict& d, const std::string& name) {
+  if (cuda::built_images().images.empty()) no_backend(name, "a CUDA device", "CUDA");
+  int64_t address = interface_address(d);
+  return on_cuda(name, address ? cuda::ordinal_of(reinterpret_cast<void*>(address), name) : 0);
+}
+
+std::string interface_dtype(const std::string& typestr, int64_t& itemsize) {
+  std::string kind = typestr.substr(1, 1);
+  itemsize = std::atoi(typestr.c_str() + 2);
+  std::string name = kind == "f" ? "float" : kind == "i" ? "int" : kind == "u" ? "uint" : kind == "b" ? "bool" : kind == "c" ? "complex" : "void";
+  return text(name, name == "bool" ? "" : text(8 * itemsize), typestr[0] == '>' && itemsize > 1 ? " of foreign byte order" : "");
+}
+
+ArrayView view_interface(py::handle object, const std::string& name) {
+  py::dict d = interface_of(object, name);
+  ArrayView a;
+  a.name = name;
+  a.owner = py::reinterpret_borrow<py::object>(object);
+  a.device = interface_device(d, name);
+  try {
+    if (d.contains("mask") && !d["mask"].is_none()) throw InvalidType(text(name, " has a mask; masks are not served"));
+    a.data = reinterpret_cast<void*>(interface_address(d));
+    a.readonly = d["data"].cast<py::tuple>()[1].cast<bool>();
+    a.shape = d["shape"].cast<std::vector<int64_t>>();
+    std::string typestr = d["typestr"].cast<std::string>();
+    if (typestr.size() < 3) throw InvalidInput(text(name, ": '", typestr, "' is not a type of __cuda_array_interface__"));
+    a.dtype = interface_dtype(typestr, a.itemsize);
+    int64_t unit = std::max<int64_t>(1, a.itemsize);
+    std::vector<int64_t> strides(a.shape.size(), unit);
+    for (size_t i = a.shape.size(); i-- > 1;) strides[i - 1] = strides[i] * a.shape[i];
+    if (d.contains("strides") && !d["strides"].is_none()) strides = d["strides"].cast<std::vector<int64_t>>();
+    if (strides.size() != a.shape.size()) throw InvalidInput(text(name, " has ", a.shape.size(), " dimensions and ", strides.size(), " strides"));
+    set_strides(a, strides, unit);
+    if (d.contains("stream") && !d["stream"].is_none()) a.producer_stream = d["stream"].cast<int64_t>();
+  } catch (const py::cast_error&) {
+    throw InvalidInput(text(name, ": its __cuda_array_interface__ is malformed"));
+  } catch (py::error_already_set& error) {
+    exporter_failed(name, error);
+  }
   return a;
 }
 
@@ -165,16 +240,32 @@ int64_t ArrayView::size() const {
 
 std::string ArrayView::describe() const { return text(dtype, " [", join(shape), "]"); }
 
-ArrayView view_array(py::handle object, const std::string& name) {
+std::optional<DeviceId> device_of(py::handle object, const std::string& name) {
+  if (py::isinstance<py::array>(object)) return DeviceId{};
+  try {
+    if (has_dlpack(object)) return dlpack_device(object, name);
+  } catch (py::error_already_set& error) {
+    exporter_failed(name, error);
+  }
+  if (has_interface(object)) return interface_device(interface_of(object, name), name);
+  return {};
+}
+
+void need_host(const ArrayView& a) {
+  if (a.device.kind != DeviceKind::kCPU)
+    throw UnsupportedDevice(text(a.name, " is in the memory of a CUDA device (cuda:", a.device.ordinal, "); it must be in host memory"));
+}
+
+ArrayView view_array(py::handle object, const std::string& name, int64_t stream) {
   if (py::isinstance<py::array>(object)) return view_numpy(object, name);
-  if (py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__")) return view_dlpack(object, name);
-  if (py::hasattr(object, "__cuda_array_interface__")) no_backend(name, "a CUDA device", "CUDA");
+  if (has_dlpack(object)) return view_dlpack(object, name, stream);
+  if (has_interface(object)) return view_interface(object, name);
   throw InvalidType(text(name, " must be an array (NumPy, DLPack or __cuda_array_interface__), got ", type_name(object)));
 }
 
 ArrayView view_array(py::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
-                     Innermost innermost) {
-  ArrayView a = view_array(object, name);
+                     Innermost innermost, int64_t stream) {
+  ArrayView a = view_array(object, name, stream);
   if (std::find(dtypes.begin(), dtypes.end(), a.dtype) == dtypes.end()) {
     std::string hint = dtypes.size() > 1 ? "" : a.numpy ? text(" (use .astype(numpy.", dtypes[0], "))") : text(" (convert it to ", dtypes[0], ")");
     throw InvalidType(text(name, " must be ", join(dtypes, " or "), ", got ", a.describe(), hint));
@@ -228,6 +319,7 @@ std::vector<int32_t> to_int32_list(py::handle object, const std::string& name) {
   if (array) {
     static const std::vector<std::string> integers = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"};
     ArrayView a = view_array(object, name, integers, {0, 1}, Innermost::kAny);
+    need_host(a);
     int64_t stride = a.shape.empty() ? 0 : a.strides[0];
     for (int64_t i = 0; i < a.size(); ++i) {
       const char* x = static_cast<const char*>(a.data) + i * stride * a.itemsize;

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,19 +22,30 @@ struct ArrayView {
   bool readonly = false;
   bool numpy = false;
   pybind11::object owner;  // keeps the memory
+  std::optional<int64_t> producer_stream;  // __cuda_array_interface__: what is written there must be waited for
 
   int64_t size() const;
   std::string describe() const;  // "float32 [4, 24, 256]"
 };
 
+// The CUDA stream that will read or write the array, as DLPack numbers it (1: the legacy default stream): its library makes that stream
+// wait for what it has under way. kNoStream: only the shape is looked at.
+inline constexpr int64_t kNoStream = -1;
+
 // Throws InvalidType for what is not an array, InvalidInput for strides that are negative or no multiple of the element,
 // UnsupportedDevice for memory that this build cannot reach.
-ArrayView view_array(pybind11::handle object, const std::string& name);
+ArrayView view_array(pybind11::handle object, const std::string& name, int64_t stream = kNoStream);
 
 // The same with the dtypes and the numbers of dimensions that fit.
 enum class Innermost { kContiguous, kAny };
 ArrayView view_array(pybind11::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
-                     Innermost innermost = Innermost::kContiguous);
+                     Innermost innermost = Innermost::kContiguous, int64_t stream = kNoStream);
+
+// Where an array is, without exporting it. nullopt: not an array.
+std::optional<DeviceId> device_of(pybind11::handle object, const std::string& name);
+
+// Throws UnsupportedDevice for an array that is not in host memory.
+void need_host(const ArrayView& view);
 
 template <class T>
 constexpr const char* dtype_of();

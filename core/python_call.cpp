@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "core/cuda_device.h"
 #include "core/errors.h"
+#include "core/python_stream.h"
 #include "core/run.h"
 
 namespace py = pybind11;
@@ -16,22 +18,31 @@ void check_shape(const ArrayView& a, const std::vector<int64_t>& shape, const st
   if (a.shape != shape) throw InvalidInput(text(a.name, " must be ", expected, " = [", join(shape), "], got ", a.describe()));
 }
 
+void check_same_device(const ArrayView& a, const ArrayView& b) {
+  if (a.device.kind == b.device.kind && a.device.ordinal == b.device.ordinal) return;
+  auto where = [](const ArrayView& x) {
+    return x.device.kind == DeviceKind::kCPU ? "in host memory" : text("on ", backend_name(x.device.kind), ":", x.device.ordinal);
+  };
+  throw InvalidInput(text(a.name, " is ", where(a), ", ", b.name, " ", where(b), "; all arrays must be on one device (but cu_seqlens_q and kv_len, on the host)"));
+}
+
 }  // namespace
 
 Problem::Pool PagedView::pool(const ArrayView& a) const {
   return nhd ? Problem::Pool{a.strides[0], a.strides[2], a.strides[1]} : Problem::Pool{a.strides[0], a.strides[1], a.strides[2]};
 }
 
-PagedView view_paged(py::handle k, py::handle v, py::handle k_scale, py::handle v_scale, py::handle page_table, py::handle layout) {
+PagedView view_paged(py::handle k, py::handle v, py::handle k_scale, py::handle v_scale, py::handle page_table, py::handle layout,
+                     int64_t stream) {
   std::string name = to_string(layout, "layout");
   if (name != "HND" && name != "NHD") throw InvalidInput(text("layout must be 'HND' or 'NHD', got '", name, "'"));
   PagedView c;
   c.nhd = name == "NHD";
-  c.k = view_array(k, "k", {"int8"}, {4});
-  c.v = view_array(v, "v", {"int8"}, {4});
-  c.k_scale = view_array(k_scale, "k_scale", {"float16"}, {4});
-  c.v_scale = view_array(v_scale, "v_scale", {"float16"}, {4});
-  c.page_table = view_array(page_table, "page_table", {"int32"}, {1, 2});
+  c.k = view_array(k, "k", {"int8"}, {4}, Innermost::kContiguous, stream);
+  c.v = view_array(v, "v", {"int8"}, {4}, Innermost::kContiguous, stream);
+  c.k_scale = view_array(k_scale, "k_scale", {"float16"}, {4}, Innermost::kContiguous, stream);
+  c.v_scale = view_array(v_scale, "v_scale", {"float16"}, {4}, Innermost::kContiguous, stream);
+  c.page_table = view_array(page_table, "page_table", {"int32"}, {1, 2}, Innermost::kContiguous, stream);
   c.pages = c.k.shape[0];
   c.n_kv = c.k.shape[c.nhd ? 2 : 1];
   c.page_size = c.k.shape[c.nhd ? 1 : 2];
@@ -50,17 +61,24 @@ PagedView view_paged(py::handle k, py::handle v, py::handle k_scale, py::handle 
   return c;
 }
 
-Call::Call(const CallArguments& a) : environment_(read_environment()) {
-  auto keep = [this](ArrayView view) { views_.push_back(std::move(view)); };
+ArrayView Call::view(py::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
+                     Innermost innermost) const {
+  return view_array(object, name, dtypes, ndims, innermost, dlpack_stream(stream_));
+}
 
-  ArrayView q = view_array(a.q, "q", kFloats, {3});
+Call::Call(const CallArguments& a) : environment_(read_environment()) {
+  if (std::optional<DeviceId> at = device_of(a.q, "q"); at && at->kind == DeviceKind::kCUDA) stream_ = resolve_stream(a.stream, a.q, at->ordinal);
+  std::vector<ArrayView> lists;
+  auto keep = [&lists](ArrayView view) { lists.push_back(std::move(view)); };
+
+  ArrayView q = view(a.q, "q", kFloats, {3});
   p_.q = q.data;
   p_.dtype = to_dtype(q);
   p_.n_q = q.shape[0], p_.n_head = q.shape[1], p_.head_dim = q.shape[2];
   p_.q_stride = q.strides[0], p_.q_head_stride = q.strides[1];
   p_.device = q.device;
 
-  PagedView kv = view_paged(a.k, a.v, a.k_scale, a.v_scale, a.page_table, a.layout);
+  PagedView kv = view_paged(a.k, a.v, a.k_scale, a.v_scale, a.page_table, a.layout, dlpack_stream(stream_));
   if (kv.head_dim != p_.head_dim) throw InvalidInput(text("q's head_dim is ", p_.head_dim, ", the cache's is ", kv.head_dim));
   p_.k = static_cast<const int8_t*>(kv.k.data), p_.k_stride = kv.pool(kv.k);
   p_.v = static_cast<const int8_t*>(kv.v.data), p_.v_stride = kv.pool(kv.v);
@@ -96,7 +114,7 @@ Call::Call(const CallArguments& a) : environment_(read_environment()) {
 
   p_.granularity = to_int(a.granularity, "granularity");
   if (!a.ids.is_none()) {
-    ArrayView ids = view_array(a.ids, "ids", {"int32"}, {2, 3});
+    ArrayView ids = view(a.ids, "ids", {"int32"}, {2, 3});
     bool per_head = ids.shape.size() == 3;
     if (per_head)
       check_shape(ids, {p_.n_q, p_.n_kv, ids.shape[2]}, "[n_q, n_kv, cap]");
@@ -110,7 +128,7 @@ Call::Call(const CallArguments& a) : environment_(read_environment()) {
     keep(std::move(ids));
   }
   if (!a.widths.is_none()) {
-    ArrayView widths = view_array(a.widths, "widths", {"int32"}, {1}, Innermost::kAny);
+    ArrayView widths = view(a.widths, "widths", {"int32"}, {1}, Innermost::kAny);
     check_shape(widths, {p_.n_q}, "[n_q]");
     static const int32_t zero = 0;
     p_.widths = widths.size() > 0 ? static_cast<const int32_t*>(widths.data) : &zero;
@@ -121,17 +139,52 @@ Call::Call(const CallArguments& a) : environment_(read_environment()) {
   p_.window_left = to_int(a.window_left, "window_left");
   p_.sm_scale = a.sm_scale.is_none() ? 1.0 / std::sqrt(static_cast<double>(p_.head_dim)) : to_double(a.sm_scale, "sm_scale");
   if (!a.kernel.is_none()) kernel_ = to_string(a.kernel, "kernel");
-  if (!a.stream.is_none()) throw InvalidInput("stream is for GPU arrays; these are in host memory");
-
-  std::optional<int64_t> threads;
-  if (!a.num_threads.is_none()) threads = to_int(a.num_threads, "num_threads");
-  device_ = cpu_device(environment_, threads, a.isa.is_none() ? "" : to_string(a.isa, "isa"));
+  for (ArrayView* view : {&q, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.page_table}) views_.push_back(std::move(*view));
+  for (ArrayView& view : lists) views_.push_back(std::move(view));
+  set_device(a);
   check_problem(p_);
-  for (ArrayView* view : {&q, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.page_table}) keep(std::move(*view));
+}
+
+// The one device of all arrays (those without elements are anywhere), and the stream that has to wait for their writers.
+void Call::set_device(const CallArguments& a) {
+  const ArrayView* first = nullptr;
+  for (const ArrayView& view : views_) {
+    if (view.size() == 0) continue;
+    if (!first) p_.device = (first = &view)->device;
+    check_same_device(*first, view);
+  }
+  if (p_.device.kind == DeviceKind::kCPU) {
+    if (!a.stream.is_none()) throw InvalidInput("stream is for GPU arrays; these are in host memory");
+    std::optional<int64_t> threads;
+    if (!a.num_threads.is_none()) threads = to_int(a.num_threads, "num_threads");
+    device_ = cpu_device(environment_, threads, a.isa.is_none() ? "" : to_string(a.isa, "isa"));
+    return;
+  }
+  if (!a.num_threads.is_none()) throw InvalidInput("num_threads is for arrays in host memory; these are on a GPU");
+  {
+    py::gil_scoped_release release;
+    device_ = cuda_device(p_.device.ordinal);
+  }
+  wait_for_producers(views_);
+}
+
+void Call::wait_for_producers(const std::vector<ArrayView>& views) const {
+  for (const ArrayView& view : views)
+    if (view.producer_stream && dlpack_stream(*view.producer_stream) != dlpack_stream(stream_))
+      cuda::order(*device_.card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream_));
+}
+
+void Call::synchronize() const {
+  if (!device_.card) return;
+  py::gil_scoped_release release;
+  cuda::Current current(*device_.card);
+  device_.card->driver(device_.card->driver.synchronize, reinterpret_cast<void*>(stream_));
 }
 
 const Plan& Call::plan() {
-  if (!plan_) plan_ = make_plan(p_, device_, kernel_, environment_);
+  if (plan_) return *plan_;
+  py::gil_scoped_release release;  // a first call may load a module
+  plan_ = make_plan(p_, device_, kernel_, environment_);
   return *plan_;
 }
 
@@ -140,28 +193,44 @@ const Plan& Call::plan(py::object out) {
   return plan();
 }
 
-void Call::bind_output(py::object out, py::object lse) {
-  ArrayView view = view_array(out, "out", {dtype_name(p_.dtype)}, {3});
-  check_shape(view, {p_.n_q, p_.n_head, p_.head_dim}, "of q's shape");
-  if (view.readonly) throw InvalidInput("out is read-only");
-  p_.out = view.data;
-  p_.out_stride = view.strides[0], p_.out_head_stride = view.strides[1];
-  views_.push_back(std::move(view));
+void Call::bind_output(py::object out, py::object lse, bool fresh) {
+  std::vector<ArrayView> written = {view(out, "out", {dtype_name(p_.dtype)}, {3})};
+  check_shape(written[0], {p_.n_q, p_.n_head, p_.head_dim}, "of q's shape");
+  p_.out = written[0].data;
+  p_.out_stride = written[0].strides[0], p_.out_head_stride = written[0].strides[1];
   if (!lse.is_none()) {
-    p_.lse = contiguous<float>(lse, "lse", {p_.n_q, p_.n_head}, kWritten, views_);
-    p_.lse_stride = p_.n_head;
+    written.push_back(view(lse, "lse", {"float32"}, {2}));
+    check_shape(written[1], {p_.n_q, p_.n_head}, "[n_q, n_head]");
+    p_.lse = static_cast<float*>(written[1].data);
+    p_.lse_stride = written[1].strides[0];
   }
+  for (ArrayView& a : written) {
+    if (a.readonly && !fresh) throw InvalidInput(text(a.name, " is read-only"));
+    if (a.size() > 0)
+      for (const ArrayView& input : views_)
+        if (input.size() > 0) check_same_device(input, a);
+  }
+  wait_for_producers(written);
+  for (ArrayView& a : written) views_.push_back(std::move(a));
   check_output(p_);
 }
 
-const Plan& Call::run(py::object out, py::object lse) {
+const Plan& Call::run(py::object out, py::object lse, bool fresh) {
   plan();
-  bind_output(out, lse);
-  run_step({});
+  bind_output(out, lse, fresh);
+  Launch launch;
+  launch.stream = reinterpret_cast<void*>(stream_);
+  run_step(launch);
   return *plan_;
 }
 
+// The partial steps of `exact` write host memory.
+void Call::need_host() const {
+  for (const ArrayView& view : views_) strata_pa::need_host(view);
+}
+
 void Call::exact_anchors(py::object A, py::object b) {
+  need_host();
   plan();
   Launch launch;
   launch.step = cpu::ExactStep::kAnchors;
@@ -171,6 +240,7 @@ void Call::exact_anchors(py::object A, py::object b) {
 }
 
 void Call::exact_sums(py::object A, py::object b, py::object L, py::object O) {
+  need_host();
   plan();
   Launch launch;
   launch.step = cpu::ExactStep::kSums;
@@ -189,6 +259,7 @@ void Call::run_step(const Launch& launch) {
 void* contiguous(py::handle object, const std::string& name, const char* dtype, const std::vector<int64_t>& shape, Access access,
                  std::vector<ArrayView>& keep) {
   ArrayView a = view_array(object, name, {dtype}, {shape.size()});
+  need_host(a);
   check_shape(a, shape, "of the shape");
   int64_t room = 1;
   for (size_t i = shape.size(); i-- > 0; room *= shape[i])

@@ -22,7 +22,7 @@ struct PagedView {
   bool nhd;
 };
 PagedView view_paged(pybind11::handle k, pybind11::handle v, pybind11::handle k_scale, pybind11::handle v_scale, pybind11::handle page_table,
-                     pybind11::handle layout);
+                     pybind11::handle layout, int64_t stream = kNoStream);
 
 struct CallArguments {
   pybind11::object q, k, v, k_scale, v_scale, page_table, layout, ids, widths, granularity, kv_len, cu_seqlens_q, causal, window_left, sm_scale,
@@ -35,17 +35,26 @@ class Call {
 
   // out: an array as q, or None; checked, not written.
   const Plan& plan(pybind11::object out);
-  // out: an array as q, written; lse: float32 [n_q, n_head], or None.
-  const Plan& run(pybind11::object out, pybind11::object lse);
+  // out: an array as q, written; lse: float32 [n_q, n_head], or None. Fresh: both were made for this call, and may be written whatever
+  // their library says.
+  const Plan& run(pybind11::object out, pybind11::object lse, bool fresh);
+  // Waits until the stream of a GPU call is done.
+  void synchronize() const;
   // The two partial steps of `exact`: float32 A, b [n_q, n_head]; int64 L [n_q, n_head], O [n_q, n_head, head_dim].
   void exact_anchors(pybind11::object A, pybind11::object b);
   void exact_sums(pybind11::object A, pybind11::object b, pybind11::object L, pybind11::object O);
 
   const Problem& problem() const { return p_; }
+  std::string device() const { return device_.name(); }
 
  private:
   const Plan& plan();
-  void bind_output(pybind11::object out, pybind11::object lse);
+  void set_device(const CallArguments& arguments);
+  void need_host() const;
+  void wait_for_producers(const std::vector<ArrayView>& views) const;
+  ArrayView view(pybind11::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
+                 Innermost innermost = Innermost::kContiguous) const;
+  void bind_output(pybind11::object out, pybind11::object lse, bool fresh = false);
   void run_step(const Launch& launch);
 
   Problem p_;
@@ -53,6 +62,7 @@ class Call {
   Environment environment_;
   std::optional<std::string> kernel_;
   std::optional<Plan> plan_;
+  int64_t stream_ = 0;  // GPU
   std::vector<int32_t> cu_seqlens_q_, kv_len_;
   std::vector<ArrayView> views_;  // keep the memory
 };

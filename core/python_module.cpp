@@ -2,11 +2,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "core/cuda_device.h"
 #include "core/errors.h"
 #include "core/exact_state.h"
 #include "core/plan.h"
 #include "core/python_arrays.h"
 #include "core/python_call.h"
+#include "core/python_module.h"
 #include "core/quantize.h"
 #include "core/switches.h"
 #include "core/table.h"
@@ -20,7 +22,7 @@ namespace {
 // --- Exceptions -------------------------------------------------------------------------------------------------------------
 
 struct PythonErrors {
-  PyObject *error, *invalid_input, *invalid_type, *unsupported_problem, *unsupported_device;
+  PyObject *error, *invalid_input, *invalid_type, *unsupported_problem, *unsupported_device, *driver_error;
 } python_errors;  // live as long as the process
 
 PyObject* add_error(py::module_& m, const char* name, const char* doc, std::initializer_list<PyObject*> bases) {
@@ -43,6 +45,8 @@ void add_errors(py::module_& m) {
                                     {e.error, PyExc_ValueError});
   e.unsupported_device = add_error(m, "UnsupportedDevice", "A device or an instruction set that this build or this machine does not have.",
                                    {e.error, PyExc_RuntimeError});
+  e.driver_error = add_error(m, "DriverError", "A call of a GPU's driver failed: the call's name and the driver's text.",
+                             {e.error, PyExc_RuntimeError});
   py::register_exception_translator([](std::exception_ptr p) {
     try {
       if (p) std::rethrow_exception(p);
@@ -54,6 +58,8 @@ void add_errors(py::module_& m) {
       PyErr_SetString(python_errors.unsupported_problem, x.what());
     } catch (const UnsupportedDevice& x) {
       PyErr_SetString(python_errors.unsupported_device, x.what());
+    } catch (const DriverError& x) {
+      PyErr_SetString(python_errors.driver_error, x.what());
     } catch (const Error& x) {
       PyErr_SetString(python_errors.error, x.what());
     }
@@ -90,7 +96,7 @@ py::list kernels() {
     py::dict d;
     d["name"] = k.name;
     d["backend"] = backend_name(k.backend);
-    d["built"] = k.launch != nullptr;
+    d["built"] = k.built();
     d["opt_in"] = k.opt_in;
     d["portable"] = k.portable;
     d["needs"] = needs(k);
@@ -106,29 +112,42 @@ py::list kernels() {
   return list;
 }
 
-py::list devices() {
-  Device cpu = cpu_device(read_environment());
-  DeviceKernels on_cpu = kernels_of(cpu);
+py::dict device_dict(const Device& device) {
+  DeviceKernels has = kernels_of(device);
   py::list names, isas;
-  for (const Kernel* k : on_cpu.kernels) names.append(k->name);
-  for (const cpu::Isa& isa : cpu::isas()) {
-    py::dict d;
-    d["name"] = isa.name;
-    d["requires"] = isa.requires_;
-    d["supported"] = isa.supported;
-    isas.append(d);
-  }
+  for (const Kernel* k : has.kernels) names.append(k->name);
+  if (device.id.kind == DeviceKind::kCPU)
+    for (const cpu::Isa& isa : cpu::isas()) {
+      py::dict d;
+      d["name"] = isa.name;
+      d["requires"] = isa.requires_;
+      d["supported"] = isa.supported;
+      isas.append(d);
+    }
   py::dict d;
-  d["device"] = cpu.name();
-  d["backend"] = backend_name(cpu.id.kind);
-  d["architecture"] = cpu.architecture();
-  d["num_threads"] = cpu.num_threads;
-  d["default"] = on_cpu.kernels.empty() ? py::object(py::none()) : py::str(on_cpu.kernels[0]->name);
+  d["device"] = device.name();
+  d["backend"] = backend_name(device.id.kind);
+  d["name"] = device.card ? device.card->name : "";
+  d["architecture"] = device.architecture();
+  d["num_threads"] = device.num_threads;
+  d["default"] = has.kernels.empty() ? py::object(py::none()) : py::str(has.kernels[0]->name);
   d["kernels"] = names;
-  d["refused"] = refusals(on_cpu.refused);
+  d["refused"] = refusals(has.refused);
   d["isas"] = isas;
+  return d;
+}
+
+// The CPU, then the CUDA devices: none where there is no usable driver, which cuda_driver() tells.
+py::list devices() {
   py::list list;
-  list.append(d);
+  list.append(device_dict(cpu_device(read_environment())));
+  if (cuda::built_images().images.empty()) return list;
+  std::vector<Device> cards;
+  try {
+    cards = cuda_devices();
+  } catch (const UnsupportedDevice&) {
+  }
+  for (const Device& device : cards) list.append(device_dict(device));
   return list;
 }
 
@@ -149,7 +168,8 @@ py::dict build_info() {
   std::vector<std::string> paths;
   for (const cpu::Isa& isa : cpu::isas()) paths.push_back(isa.name);
   d["cpu_paths"] = paths;
-  d["cuda_archs"] = py::list();
+  d["nvcc"] = cuda::built_images().compiler;
+  d["cuda_archs"] = cuda::built_archs();
   d["hip_archs"] = py::list();
   return d;
 }
@@ -186,6 +206,7 @@ struct Unquantized {
 };
 Unquantized view_unquantized(py::object object, py::object group_object) {
   Unquantized u{view_array(object, "x", kFloats, {1, 2, 3, 4, 5, 6}), 0, to_int(group_object, "group")};
+  need_host(u.x);
   u.dims = u.x.shape.back();
   if (u.group < 1 || u.dims < 1 || u.dims % u.group != 0)
     throw InvalidInput(text("group ", u.group, " does not divide x's last dimension, ", u.dims));
@@ -277,6 +298,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.attr("__version__") = STRATA_PA_VERSION;
   add_errors(m);
 
+  add_cuda(m);
   m.def("kernels", &kernels);
   m.def("devices", &devices);
   m.def("build_info", &build_info);
@@ -301,9 +323,12 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
            py::arg("widths"), py::arg("granularity"), py::arg("kv_len"), py::arg("cu_seqlens_q"), py::arg("causal"), py::arg("window_left"),
            py::arg("sm_scale"), py::arg("kernel"), py::arg("stream"), py::arg("num_threads"), py::arg("isa") = py::none())
       .def("plan", [](Call& call, py::object out) { return plan_dict(call.plan(out)); }, py::arg("out") = py::none())
-      .def("run", [](Call& call, py::object out, py::object lse) { return plan_dict(call.run(out, lse)); })
+      .def("run", [](Call& call, py::object out, py::object lse, bool fresh) { return plan_dict(call.run(out, lse, fresh)); }, py::arg("out"),
+           py::arg("lse"), py::arg("fresh") = false)
+      .def("synchronize", &Call::synchronize)
       .def("exact_anchors", &Call::exact_anchors)
       .def("exact_sums", &Call::exact_sums)
+      .def_property_readonly("device", &Call::device)
       .def_property_readonly("dtype", [](const Call& call) { return dtype_name(call.problem().dtype); })
       .def_property_readonly("shape", [](const Call& call) {
         const Problem& p = call.problem();

@@ -15,6 +15,7 @@ constexpr const char* kImma = "STRATA_PROMPT_ATTN_IMMA";
 constexpr const char* kKernel = "STRATA_PA_KERNEL";
 constexpr const char* kForceIsa = "STRATA_PA_FORCE_ISA";
 constexpr const char* kNumThreads = "STRATA_PA_NUM_THREADS";
+constexpr const char* kCudaDriver = "STRATA_PA_CUDA_DRIVER";
 
 std::string value_of(const char* name) {
   const char* value = std::getenv(name);
@@ -44,6 +45,7 @@ const std::vector<Variable>& environment_variables() {
       {kKernel, "a kernel's name; empty: off", "run this kernel where the device has it"},
       {kForceIsa, "scalar, avx2, avxvnni, avx512; empty: the best that the CPU has", "instruction set of the CPU kernels (the bytes are the same)"},
       {kNumThreads, "1 to 1024; empty: the CPUs that the process may run on", "threads of a CPU call that has no `num_threads=`"},
+      {kCudaDriver, "a path; empty: libcuda.so.1", "the CUDA driver library, opened at the first GPU call"},
   };
   return table;
 }
@@ -63,6 +65,11 @@ Environment read_environment() {
       throw InvalidInput(text(kNumThreads, " must be a number from 1 to ", kMaxThreads, ", got '", threads, "'"));
   }
   return e;
+}
+
+std::string cuda_driver_path() {
+  std::string path = value_of(kCudaDriver);
+  return path.empty() ? "libcuda.so.1" : path;
 }
 
 void set_imma(std::optional<bool> value) { imma_switch.store(value ? *value : -1); }

@@ -23,6 +23,9 @@ struct Environment {
 };
 Environment read_environment();  // throws InvalidInput for a value that the variable cannot have
 
+// STRATA_PA_CUDA_DRIVER, else "libcuda.so.1": read whenever the driver is needed.
+std::string cuda_driver_path();
+
 inline constexpr int kMaxThreads = 1024;
 
 // set_imma(true | false | none): process-wide, any thread.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/cuda_device.h"
+#include "core/cuda_kernels.h"
 #include "core/errors.h"
 
 namespace strata_pa {
@@ -16,8 +18,8 @@ const Serves kPortable = {
     {DType::kFloat32, DType::kFloat16, DType::kBFloat16},
     /*max_entries=*/int64_t{1} << 24,
 };
-// v1 and v2 serve the geometry that they were published for.
-const Serves kPublished = {{256}, {64}, 12, 12, {1}, {DType::kFloat32}, int64_t{1} << 24};
+// v1 and v2 serve the geometry that they were published for, with any lists and types.
+const Serves kPublished = {{256}, {64}, 12, 12, kPortable.granularities, kPortable.dtypes, kPortable.max_entries};
 
 cpu::RunOptions options(const Device& device, const Launch& launch) {
   cpu::RunOptions o;
@@ -31,8 +33,22 @@ int64_t cpu_workspace(const Problem& p, const Device& device) {
   return cpu::scratch_bytes(kernel, p, *device.isa, options(device, {}));
 }
 template <cpu::Kernel kernel>
-void cpu_launch(const Problem& p, const Device& device, const Launch& launch) {
+void cpu_launch(const Kernel&, const Problem& p, const Device& device, const Launch& launch) {
   cpu::run(kernel, p, *device.isa, options(device, launch));
+}
+
+int64_t no_workspace(const Problem&, const Device&) { return 0; }
+template <cuda::KernelId id>
+void cuda_launch(const Kernel& k, const Problem& p, const Device& device, const Launch& launch) {
+  cuda::launch(id, k.image, p, device, launch);
+}
+template <cuda::KernelId id>
+std::vector<std::string> cuda_reasons(const Problem& p, const Device& device) {
+  return cuda::not_supported_reasons(id, p, device);
+}
+template <cuda::KernelId id>
+std::string cuda_prepare(const Kernel& k, const Problem& p, const Device& device) {
+  return cuda::prepare(id, k.image, p, device);
 }
 
 bool contains(const std::vector<int64_t>& list, int64_t x) { return std::find(list.begin(), list.end(), x) != list.end(); }
@@ -41,27 +57,38 @@ const char* backend_in_words(DeviceKind kind) {
   return kind == DeviceKind::kCPU ? "the CPU" : kind == DeviceKind::kCUDA ? "CUDA devices" : "HIP devices";
 }
 
+template <cpu::Kernel kernel>
+Kernel cpu_row(const char* name, bool opt_in, const char* what) {
+  return {name, DeviceKind::kCPU, 0, opt_in, true, what, kPortable, nullptr, cpu_workspace<kernel>, cpu_launch<kernel>, nullptr, nullptr};
+}
+template <cuda::KernelId id>
+Kernel cuda_row(const char* name, int min_sm, bool opt_in, bool portable, const char* what, const Serves& serves, const char* image) {
+  return {name,         DeviceKind::kCUDA, min_sm,          opt_in,           portable,        what, serves, image,
+          no_workspace, cuda_launch<id>,   cuda_reasons<id>, cuda_prepare<id>};
+}
+
 }  // namespace
 
 const std::vector<Kernel>& kernel_table() {
-  constexpr DeviceKind cpu = DeviceKind::kCPU, cuda = DeviceKind::kCUDA;
+  using cuda::KernelId;
   static const std::vector<Kernel> table = {
-      // name, backend, min_sm, opt_in, portable
-      {"fp32", cpu, 0, false, true, "FP32 arithmetic on dequantized values", kPortable, cpu_workspace<cpu::Kernel::kFp32>,
-       cpu_launch<cpu::Kernel::kFp32>},
-      {"imma", cpu, 0, true, true, "INT8 products with an exact 24-bit split of the other operand, online softmax", kPortable,
-       cpu_workspace<cpu::Kernel::kImma>, cpu_launch<cpu::Kernel::kImma>},
-      {"exact", cpu, 0, true, true, "order-free exact integer sums, for tiles of many queries", kPortable,
-       cpu_workspace<cpu::Kernel::kExact>, cpu_launch<cpu::Kernel::kExact>},
+      // name, opt_in, what
+      cpu_row<cpu::Kernel::kFp32>("fp32", false, "FP32 arithmetic on dequantized values"),
+      cpu_row<cpu::Kernel::kImma>("imma", true, "INT8 products with an exact 24-bit split of the other operand, online softmax"),
+      cpu_row<cpu::Kernel::kExact>("exact", true, "order-free exact integer sums, for tiles of many queries"),
 
-      {"v2", cuda, 80, false, false, "FP16 MMA (m16n8k16), q and p as FP16 hi + lo, cp.async pipeline", kPublished, nullptr, nullptr},
-      {"v1", cuda, 75, false, false, "FP16 MMA (m16n8k8), q and p as FP16 hi + lo", kPublished, nullptr, nullptr},
-      {"fp32", cuda, 75, false, true, "FP32 arithmetic on dequantized values", kPortable, nullptr, nullptr},
-      {"imma", cuda, 80, true, true, "INT8 MMA with an exact 24-bit split of the other operand, online softmax", kPortable, nullptr, nullptr},
-      {"exact", cuda, 80, true, true, "order-free exact integer sums, for tiles of many queries", kPortable, nullptr, nullptr},
+      // name, min_sm, opt_in, portable, what, serves, image
+      cuda_row<KernelId::kV2>("v2", 80, false, false, "FP16 MMA (m16n8k16), q and p as FP16 hi + lo, cp.async pipeline", kPublished, "v2_sm80"),
+      cuda_row<KernelId::kV1>("v1", 75, false, false, "FP16 MMA (m16n8k8), q and p as FP16 hi + lo", kPublished, "v1_sm75"),
+      cuda_row<KernelId::kFp32>("fp32", 75, false, true, "FP32 arithmetic on dequantized values", kPortable, "fp32_sm75"),
+      cuda_row<KernelId::kImma>("imma", 80, true, true, "INT8 MMA with an exact 24-bit split of the other operand, online softmax", kPortable,
+                                "imma_sm80"),
+      cuda_row<KernelId::kExact>("exact", 80, true, true, "order-free exact integer sums, for tiles of many queries", kPortable, "exact_sm80"),
   };
   return table;
 }
+
+bool Kernel::built() const { return backend == DeviceKind::kCPU || (image && cuda::find_image(image)); }
 
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
@@ -74,8 +101,15 @@ std::string needs(const Kernel& k) { return k.min_sm ? text(backend_in_words(k.b
 
 std::vector<std::string> not_supported_reasons(const Kernel& k, const Device& device) {
   if (k.backend != device.id.kind) return {text("exists for ", needs(k), " only, this device is ", device.name())};
-  if (!k.launch) return {text("this build has no ", backend_name(k.backend), " kernels")};
+  if (!k.built())
+    return {cuda::built_images().images.empty() ? text("this build has no ", backend_name(k.backend), " kernels")
+                                                : text("this build has no image ", k.image)};
   if (device.sm < k.min_sm) return {text("needs sm_", k.min_sm, ", this device is ", device.architecture())};
+  if (k.image) {
+    const cuda::Image& image = *cuda::find_image(k.image);
+    if (cuda::choose(cuda::Vendor::kNvidia, device.sm, image).kind == cuda::Choice::kNone)
+      return {text("its image has ", cuda::describe(image), ", nothing for ", device.architecture())};
+  }
   return {};
 }
 
@@ -92,6 +126,7 @@ std::vector<std::string> not_supported_reasons(const Kernel& k, const Problem& p
     reasons.push_back(text("granularity ", p.granularity, " is not one of ", join(s.granularities)));
   if (std::find(s.dtypes.begin(), s.dtypes.end(), p.dtype) == s.dtypes.end()) reasons.push_back(text("q is ", dtype_name(p.dtype)));
   if (p.max_entries() > s.max_entries) reasons.push_back(text("a row's list has up to ", p.max_entries(), " entries, more than ", s.max_entries));
+  if (reasons.empty() && k.more_reasons) reasons = k.more_reasons(p, device);
   return reasons;
 }
 

@@ -36,8 +36,15 @@ struct Kernel {
   bool portable;      // the same bytes on every device (docs/numerics.md)
   const char* what;
   Serves serves;
+  const char* image;  // CUDA: the file of cuda/ that has its code
   int64_t (*workspace)(const Problem&, const Device&);
-  void (*launch)(const Problem&, const Device&, const Launch&);  // null: not in this build
+  void (*launch)(const Kernel&, const Problem&, const Device&, const Launch&);
+  // What the columns above cannot say of a problem on a device that has the kernel. Null: nothing.
+  std::vector<std::string> (*more_reasons)(const Problem&, const Device&);
+  // Asks the device's driver for the kernel. "": it is ready; else why not. Null: always ready.
+  std::string (*prepare)(const Kernel&, const Problem&, const Device&);
+
+  bool built() const;  // in this build
 };
 
 const std::vector<Kernel>& kernel_table();
@@ -46,7 +53,7 @@ std::vector<std::string> kernel_names();  // each once
 // Which devices have the kernel, in words: "CUDA devices from sm_80", "the CPU".
 std::string needs(const Kernel& kernel);
 
-// Empty: the kernel can run the problem there. Otherwise each reason with the numbers in question.
+// Empty: the kernel can run the problem there, as far as can be said before prepare(). Otherwise each reason with the numbers in question.
 std::vector<std::string> not_supported_reasons(const Kernel& kernel, const Problem& problem, const Device& device);
 // The part of it that depends on the device alone.
 std::vector<std::string> not_supported_reasons(const Kernel& kernel, const Device& device);

@@ -12,7 +12,7 @@ import strata_pa
 
 CPU_KERNELS = ("fp32", "imma", "exact")
 VARIABLES = [v["name"] for v in strata_pa.environment_variables()]
-OLD, IMMA, KERNEL, FORCE_ISA, NUM_THREADS = VARIABLES
+OLD, IMMA, KERNEL, FORCE_ISA, NUM_THREADS, CUDA_DRIVER = VARIABLES
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def test_threads(monkeypatch):
 
 def test_forced_instruction_sets(monkeypatch):
     default = strata_pa.prompt_attention(Q, KV)
-    (cpu,) = strata_pa.capabilities()["devices"]
+    cpu = strata_pa.capabilities()["devices"][0]
     for isa in cpu["isas"]:
         monkeypatch.setenv(FORCE_ISA, isa["name"])
         if isa["supported"]:
@@ -246,7 +246,7 @@ def test_the_table_describes_what_is_served():
     rows = strata_pa.kernels()
     assert [row["name"] for row in rows if row["backend"] == "cpu"] == list(CPU_KERNELS)
     assert [row["name"] for row in rows if row["backend"] == "cuda" and not row["opt_in"]] == ["v2", "v1", "fp32"]
-    (cpu,) = strata_pa.capabilities()["devices"]
+    cpu = strata_pa.capabilities()["devices"][0]
     for row in rows:
         if row["backend"] != "cpu":
             continue
@@ -266,7 +266,8 @@ def test_the_table_describes_what_is_served():
 def test_facts_are_fit_for_json():
     facts = (strata_pa.kernels(), strata_pa.capabilities(), strata_pa.build_info(), strata_pa.environment_variables())
     assert json.loads(json.dumps(facts))[2]["version"] == strata_pa.__version__
-    assert strata_pa.capabilities()["backends"] == {"cpu": True, "cuda": False, "hip": False}
+    cuda = bool(strata_pa.build_info()["cuda_archs"])
+    assert strata_pa.capabilities()["backends"] == {"cpu": True, "cuda": cuda, "hip": False}
 
 
 def test_doctor(monkeypatch):

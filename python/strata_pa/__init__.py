@@ -9,16 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._core import Error, InvalidInput, InvalidType, UnsupportedDevice, UnsupportedProblem
+    from ._core import DriverError, Error, InvalidInput, InvalidType, UnsupportedDevice, UnsupportedProblem
     from ._core import __version__ as __version__
     from .attention import Plan, plan, prompt_attention
     from .cache import PagedKV, quantize_kv
-    from .diagnosis import Check, Report, doctor
+    from .diagnosis import Check, Report, doctor, selftest
     from .info import build_info, capabilities, environment_variables, get_imma, kernels, set_imma
     from .partial import ExactAnchors, ExactSums, exact_anchors, exact_finish, exact_sums, merge_anchors, merge_sums
 
 __all__ = [
     "Check",
+    "DriverError",
     "Error",
     "ExactAnchors",
     "ExactSums",
@@ -43,14 +44,15 @@ __all__ = [
     "plan",
     "prompt_attention",
     "quantize_kv",
+    "selftest",
     "set_imma",
 ]
 
 _HOMES = {
-    "_core": "__version__ Error InvalidInput InvalidType UnsupportedDevice UnsupportedProblem",
+    "_core": "__version__ DriverError Error InvalidInput InvalidType UnsupportedDevice UnsupportedProblem",
     "attention": "Plan plan prompt_attention",
     "cache": "PagedKV quantize_kv",
-    "diagnosis": "Check Report doctor",
+    "diagnosis": "Check Report doctor selftest",
     "info": "build_info capabilities environment_variables get_imma kernels set_imma",
     "partial": "ExactAnchors ExactSums exact_anchors exact_finish exact_sums merge_anchors merge_sums",
 }

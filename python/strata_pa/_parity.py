@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from . import _core, reference
 from ._cases import Case
+from ._device import DeviceArray, ordinal_of, to_device
 from .attention import plan, prompt_attention
 from .cache import PagedKV
 from .info import capabilities, kernels
@@ -130,8 +131,25 @@ def _on_cpu(case: Case, device: str) -> Placed:
     return Placed(case.q, case.kv, case.options, out, clock, lambda: out.fill(np.nan), lambda: out)
 
 
+def _on_cuda(case: Case, device: str) -> Placed:
+    ordinal = ordinal_of(device)
+    q, kv, options = to_device(case.q, case.kv, case.options, device)
+    timer = _core.DeviceTimer(ordinal, 0)
+
+    def clock(run: Callable[[], object]) -> float:
+        """Between two events around the call, on the stream that it runs on."""
+        timer.start()
+        run()
+        timer.stop()
+        return timer.milliseconds()
+
+    nothing = np.full_like(case.q, np.nan)
+    out = DeviceArray(nothing, ordinal)
+    return Placed(q, kv, options, out, clock, lambda: out.write(nothing), out.read)
+
+
 # How each backend's devices get their arrays.
-_PLACES: dict[str, Callable[[Case, str], Placed]] = {"cpu": _on_cpu}
+_PLACES: dict[str, Callable[[Case, str], Placed]] = {"cpu": _on_cpu, "cuda": _on_cuda}
 
 
 def measure(

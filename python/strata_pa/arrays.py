@@ -26,12 +26,28 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def empty_like_kind(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
-    """An uninitialised array: a PyTorch tensor where `like` is one, otherwise a NumPy array."""
+def empty_like_kind(like: Array, shape: tuple[int, ...], dtype: str, device: str = "cpu") -> Array:
+    """An uninitialised array of `like`'s library on `device`: PyTorch, CuPy or JAX there; in host memory PyTorch, otherwise NumPy."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
-    return np.empty(shape, numpy_dtype(dtype))
+    if device == "cpu":
+        return np.empty(shape, numpy_dtype(dtype))
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.empty(shape, numpy_dtype(dtype))
+    if is_jax(like):
+        jax = sys.modules["jax"]
+        with jax.default_device(next(iter(like.devices()))):
+            return jax.numpy.empty(shape, dtype).block_until_ready()
+    raise InvalidInput(f"new arrays on {device} are made for PyTorch, CuPy and JAX; pass out= for a {type(like).__name__}")
+
+
+def is_jax(array: Array) -> bool:
+    """JAX knows no streams: its arrays are complete when they are passed on, so results have to be waited for."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.Array)
 
 
 def as_numpy(array: Array) -> npt.NDArray[Any]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from . import _core
-from .arrays import Array, Ints, empty_like_kind
+from .arrays import Array, Ints, empty_like_kind, is_jax
 from .cache import PagedKV
 
 
@@ -129,13 +129,19 @@ def prompt_attention(
             say (`environment_variables()`), otherwise the device's default.
         return_lse: also return the natural log of each row's sum of exponentials.
         out: where to write: an array of q's shape and dtype that overlaps neither an input nor itself; None: a new array.
-        stream: the GPU stream; None on the CPU.
-        num_threads: CPU threads, 1 to 1024; None: STRATA_PA_NUM_THREADS, otherwise the CPUs that the process may run on. The bytes do
-            not depend on it.
+        stream: on a GPU, the CUDA stream to run on: an address (0: the legacy default stream), or a stream of PyTorch, CuPy or with
+            `__cuda_stream__`. None: the current stream of q's library on that device, of a library without one the legacy default stream.
+            The call returns before the work is done; with a stream that is not the current one, use `out` only after waiting for it.
+        num_threads: CPU threads, 1 to 1024, for arrays in host memory; None: STRATA_PA_NUM_THREADS, otherwise the CPUs that the process
+            may run on. The bytes do not depend on it.
 
     Returns:
         `out` `[n_q, n_head, head_dim]` of q's dtype; with `return_lse` the pair `(out, lse)`, lse float32 `[n_q, n_head]`. New arrays
-        are PyTorch tensors where q is one, otherwise NumPy arrays.
+        are of q's library (PyTorch; on a GPU also CuPy and JAX), otherwise NumPy arrays.
+
+    Arrays on a GPU stay there: all of them must be on one device, but `kv_len` and `cu_seqlens_q` are read on the host. With `out` given,
+    nothing is allocated, copied or waited for, so a call can be captured in a CUDA graph (with `return_lse` in PyTorch's own capture): a
+    replay reads q, the cache, the page table, ids and widths anew.
 
     Raises:
         InvalidInput: a value, shape or layout that cannot be (an id below -1, a page past the pool, a width past cap, ...), or a malformed
@@ -145,6 +151,7 @@ def prompt_attention(
             ValueError.
         UnsupportedDevice: arrays on a device, or a STRATA_PA_FORCE_ISA, that this build or machine does not have; also a
             RuntimeError.
+        DriverError: a call of the GPU's driver failed; also a RuntimeError.
     """
     call = make_call(
         q,
@@ -161,11 +168,14 @@ def prompt_attention(
         stream=stream,
         num_threads=num_threads,
     )
+    fresh = out is None
     if out is None:
         call.plan()  # refuses before anything is allocated
-        out = empty_like_kind(q, call.shape, call.dtype)
-    lse = empty_like_kind(q, call.shape[:2], "float32") if return_lse else None
-    call.run(out, lse)
+        out = empty_like_kind(q, call.shape, call.dtype, call.device)
+    lse = empty_like_kind(q, call.shape[:2], "float32", call.device) if return_lse else None
+    call.run(out, lse, fresh)
+    if fresh and is_jax(out):
+        call.synchronize()
     return (out, lse) if return_lse else out
 
 

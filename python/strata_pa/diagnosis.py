@@ -45,24 +45,61 @@ def doctor() -> Report:
 
     Nothing is printed and nothing is raised: a check that raises has failed.
     """
-    checks: list[Check] = []
-
-    def check(name: str, work: Callable[[], str], status: str = "ok") -> None:
-        try:
-            checks.append(Check(name, status, work()))
-        except Exception as error:
-            checks.append(Check(name, "failed", f"{type(error).__name__}: {error}"))
-
-    check("build", _build)
-    check("environment", _environment)
-    check("cpu", _cpu)
+    checks = [_checked("build", _build), _checked("environment", _environment), _checked("cpu", _cpu)]
     for row in _core.kernels():
         if row["backend"] == "cpu":
-            check(f"kernel {row['name']}", lambda name=row["name"]: _kernel(name))  # type: ignore[misc]
+            checks.append(_checked(f"kernel {row['name']}", lambda name=row["name"]: _kernel(name)))  # type: ignore[misc]
     for backend in ("cuda", "hip"):
         if not any(row["built"] for row in _core.kernels() if row["backend"] == backend):
-            check(backend, lambda backend=backend: f"this build has no {backend} kernels", "absent")  # type: ignore[misc]
-    return Report(tuple(checks))
+            checks.append(Check(backend, "absent", f"this build has no {backend} kernels"))
+        elif backend == "cuda":
+            checks.append(_cuda_driver())
+    return Report((*checks, *_gpu_checks(None)))
+
+
+def selftest(device: str | None = None) -> Report:
+    """Runs one small problem with each kernel of a device, "cuda:0" or "cpu"; None: of every device.
+
+    A portable kernel must give the CPU's bytes, v1 and v2 must be right against float64. Memory on a GPU is the driver's own
+    and is freed at the end. A check that raises has failed.
+
+    Raises:
+        UnsupportedDevice: there is no such device.
+    """
+    names = [d["device"] for d in _core.devices()]
+    if device is not None and device not in names:
+        raise _core.UnsupportedDevice(f"there is no device {device!r}; devices: {', '.join(names)}")
+    checks = []
+    if device in (None, "cpu"):
+        rows = [row["name"] for row in _core.kernels() if row["backend"] == "cpu"]
+        checks = [_checked(f"cpu {name}", lambda name=name: _kernel(name)) for name in rows]  # type: ignore[misc]
+    return Report((*checks, *_gpu_checks(device)))
+
+
+def _checked(name: str, work: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", work())
+    except Exception as error:
+        return Check(name, "failed", f"{type(error).__name__}: {error}")
+
+
+def _gpu_checks(device: str | None) -> Iterator[Check]:
+    """Of one GPU, or of all; a GPU that no kernel serves is absent, not failed."""
+    from ._selftest import check_kernel
+
+    try:
+        found = [d for d in _core.devices() if d["backend"] == "cuda" and device in (None, d["device"])]
+    except _core.Error:  # what is wrong is another check's business
+        return
+    portable = {row["name"]: row["portable"] for row in _core.kernels() if row["backend"] == "cuda"}
+    for d in found:
+        what = f"{d['name']}, {d['architecture']}"
+        if not d["kernels"]:
+            yield Check(d["device"], "absent", f"{what}: {'; '.join(d['refused'][0][1])}")
+            continue
+        yield Check(d["device"], "ok", f"{what}, kernels {', '.join(d['kernels'])}, default {d['default']}")
+        for name in d["kernels"]:
+            yield _checked(f"{d['device']} {name}", lambda name=name, d=d: check_kernel(d["device"], name, portable[name]))  # type: ignore[misc]
 
 
 def _build() -> str:
@@ -75,6 +112,15 @@ def _environment() -> str:
     _core.devices()  # reads and checks every variable
     names = [variable["name"] for variable in _core.environment_variables()]
     return ", ".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name)) or "no variable is set"
+
+
+def _cuda_driver() -> Check:
+    """No driver, or one without a device, is absent; one that cannot be used for another reason as well: the CPU's kernels still run."""
+    try:
+        driver = _core.cuda_driver()
+    except _core.UnsupportedDevice as error:
+        return Check("cuda", "absent", str(error))
+    return Check("cuda", "ok", f"{driver['path']} supports CUDA {driver['cuda']}; kernels by nvcc {_core.build_info()['nvcc']}")
 
 
 def _cpu() -> str:

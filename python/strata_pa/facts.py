@@ -48,6 +48,7 @@ class DeviceInfo(TypedDict):
 
     device: str
     backend: str
+    name: str
     architecture: str
     num_threads: int
     default: str | None
@@ -66,8 +67,25 @@ class BuildInfo(TypedDict):
     pybind11: str
     python: str
     cpu_paths: list[str]
+    nvcc: str
     cuda_archs: list[str]
     hip_archs: list[str]
+
+
+class ImageInfo(TypedDict):
+    """An embedded CUDA image: one file of cuda/."""
+
+    name: str
+    cubins: list[int]
+    ptx: list[int]
+    bytes: int
+
+
+class DriverInfo(TypedDict):
+    """The CUDA driver in use, and the CUDA version that it supports."""
+
+    path: str
+    cuda: str
 
 
 class EnvironmentVariable(TypedDict):

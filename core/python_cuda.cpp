@@ -1,0 +1,149 @@
+// The CUDA side of strata_pa._core: cards, images, and device memory for self tests and measurements where no array library is at hand.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "core/cuda_device.h"
+#include "core/errors.h"
+#include "core/python_arrays.h"
+#include "core/python_module.h"
+
+namespace py = pybind11;
+
+namespace strata_pa {
+namespace {
+
+// Bytes on a card, freed with the object.
+class DeviceMemory {
+ public:
+  DeviceMemory(int ordinal, int64_t bytes) : card_(cuda::card(ordinal)), bytes_(bytes) {
+    if (bytes < 0) throw InvalidInput(text("bytes must not be negative, got ", bytes));
+    cuda::Current current(card_);
+    card_.driver(card_.driver.allocate, &address_, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+  }
+  ~DeviceMemory() { free(); }
+  DeviceMemory(const DeviceMemory&) = delete;
+
+  void free() {
+    if (!address_) return;
+    cuda::Current current(card_);
+    card_.driver.free.call(address_);
+    address_ = 0;
+  }
+  uint64_t address() const { return address_; }
+
+  void write(py::object array) const {
+    void* host = same_size(array);
+    cuda::Current current(card_);
+    py::gil_scoped_release release;
+    if (bytes_) card_.driver(card_.driver.copy_to_device, address_, static_cast<const void*>(host), static_cast<size_t>(bytes_));
+  }
+  // Waits for the legacy default stream, as every copy to host memory does.
+  void read(py::object array) const {
+    void* host = same_size(array);
+    cuda::Current current(card_);
+    py::gil_scoped_release release;
+    if (bytes_) card_.driver(card_.driver.copy_to_host, host, address_, static_cast<size_t>(bytes_));
+  }
+
+ private:
+  void* same_size(py::object array) const {
+    ArrayView a = view_array(array, "array");
+    need_host(a);
+    int64_t room = 1;
+    for (size_t i = a.shape.size(); i-- > 0; room *= a.shape[i])
+      if (a.shape[i] > 1 && a.strides[i] != room) throw InvalidInput("array must be C-contiguous");
+    if (a.size() * a.itemsize != bytes_) throw InvalidInput(text("array has ", a.size() * a.itemsize, " bytes, the memory ", bytes_));
+    return a.data;
+  }
+
+  cuda::Card& card_;
+  int64_t bytes_;
+  cuda::Address address_ = 0;
+};
+
+// A pair of events on a stream of a card: the time between them.
+class DeviceTimer {
+ public:
+  DeviceTimer(int ordinal, int64_t stream) : card_(cuda::card(ordinal)), stream_(reinterpret_cast<void*>(stream)) {
+    cuda::Current current(card_);
+    for (cuda::Handle& event : events_) card_.driver(card_.driver.event_create, &event, unsigned{cuda::kEventDefault});
+  }
+  ~DeviceTimer() {
+    cuda::Current current(card_);
+    for (cuda::Handle event : events_) card_.driver.event_destroy.call(event);
+  }
+  DeviceTimer(const DeviceTimer&) = delete;
+
+  void record(int which) const {
+    cuda::Current current(card_);
+    card_.driver(card_.driver.event_record, events_[which], stream_);
+  }
+  double milliseconds() const {
+    cuda::Current current(card_);
+    py::gil_scoped_release release;
+    card_.driver(card_.driver.synchronize, stream_);
+    float ms = 0;
+    card_.driver(card_.driver.event_elapsed, &ms, events_[0], events_[1]);
+    return ms;
+  }
+
+ private:
+  cuda::Card& card_;
+  cuda::Handle stream_;
+  cuda::Handle events_[2] = {};
+};
+
+py::list images() {
+  py::list list;
+  for (const cuda::Image& image : cuda::built_images().images) {
+    py::dict d;
+    d["name"] = image.name;
+    d["cubins"] = image.cubins;
+    d["ptx"] = image.ptx;
+    d["bytes"] = image.end - image.begin;
+    list.append(d);
+  }
+  return list;
+}
+
+// What a card of that vendor would run of each image, e.g. {"v2_sm80": "sm_90"}; {}: it is refused.
+py::dict choose(const std::string& vendor, int major, int minor) {
+  if (vendor != "nvidia" && vendor != "amd") throw InvalidInput(text("vendor must be 'nvidia' or 'amd', got '", vendor, "'"));
+  py::dict d;
+  for (const cuda::Image& image : cuda::built_images().images) {
+    cuda::Choice c = cuda::choose(vendor == "amd" ? cuda::Vendor::kAMD : cuda::Vendor::kNvidia, 10 * major + minor, image);
+    if (c.kind != cuda::Choice::kNone) d[image.name] = text(c.kind == cuda::Choice::kCubin ? "sm_" : "compute_", c.arch);
+  }
+  return d;
+}
+
+py::dict driver() {
+  cuda::Driver& d = cuda::Driver::get();
+  py::dict facts;
+  facts["path"] = d.path;
+  facts["cuda"] = cuda::version_text(d.version);
+  return facts;
+}
+
+}  // namespace
+
+void add_cuda(py::module_& m) {
+  m.def("cuda_images", &images);
+  m.def("cuda_choose", &choose);
+  m.def("cuda_driver", &driver);
+  py::class_<DeviceMemory>(m, "DeviceMemory")
+      .def(py::init<int, int64_t>(), py::arg("ordinal"), py::arg("bytes"))
+      .def_property_readonly("address", &DeviceMemory::address)
+      .def("write", &DeviceMemory::write)
+      .def("read", &DeviceMemory::read)
+      .def("free", &DeviceMemory::free);
+  py::class_<DeviceTimer>(m, "DeviceTimer")
+      .def(py::init<int, int64_t>(), py::arg("ordinal"), py::arg("stream"))
+      .def("start", [](const DeviceTimer& timer) { timer.record(0); })
+      .def("stop", [](const DeviceTimer& timer) { timer.record(1); })
+      .def("milliseconds", &DeviceTimer::milliseconds);
+}
+
+}  // namespace strata_pa

@@ -1,0 +1,9 @@
+// The parts of the extension module that have files of their own.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace strata_pa {
+
+void add_cuda(pybind11::module_& m);  // core/python_cuda.cpp
+
+}  // namespace strata_pa

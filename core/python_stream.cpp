@@ -1,0 +1,63 @@
+#include "core/python_stream.h"
+
+#include <string>
+
+#include "core/errors.h"
+#include "core/python_arrays.h"
+
+namespace py = pybind11;
+
+namespace strata_pa {
+namespace {
+
+int64_t checked(py::handle value) {
+  int64_t address = to_int(value, "stream");
+  if (address < 0) throw InvalidInput(text("stream must be the address of a stream, or 0, got ", address));
+  return address;
+}
+
+// The library's module if it has been imported and q is one of its arrays.
+py::object library_of(py::handle q, const char* name, const char* type) {
+  py::dict modules = py::module_::import("sys").attr("modules");
+  if (!modules.contains(name)) return py::none();
+  py::object module = modules[name];
+  if (!py::hasattr(module, type) || !py::isinstance(q, module.attr(type))) return py::none();
+  return module;
+}
+
+int64_t current_stream(py::handle q, int ordinal) {
+  if (py::object torch = library_of(q, "torch", "Tensor"); !torch.is_none())
+    return checked(torch.attr("cuda").attr("current_stream")(ordinal).attr("cuda_stream"));
+  if (py::object cupy = library_of(q, "cupy", "ndarray"); !cupy.is_none()) {
+    py::object cuda = cupy.attr("cuda"), device = cuda.attr("Device")(ordinal);
+    device.attr("__enter__")();  // CuPy keeps a current stream for each device
+    py::object stream = cuda.attr("get_current_stream")();
+    device.attr("__exit__")(py::none(), py::none(), py::none());
+    return checked(stream.attr("ptr"));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int64_t resolve_stream(py::handle stream, py::handle q, int ordinal) {
+  try {
+    if (stream.is_none()) return current_stream(q, ordinal);
+    if (py::hasattr(stream, "__cuda_stream__")) {  // (version, address), from a method or, as first proposed, a property
+      py::object protocol = stream.attr("__cuda_stream__");
+      if (PyCallable_Check(protocol.ptr())) protocol = protocol();
+      return checked(protocol.cast<py::tuple>()[1]);
+    }
+    for (const char* name : {"cuda_stream", "ptr"})
+      if (py::hasattr(stream, name)) return checked(stream.attr(name));
+    if (PyIndex_Check(stream.ptr()) && !PyBool_Check(stream.ptr())) return checked(stream);
+  } catch (const py::cast_error&) {
+    throw InvalidType("stream: its __cuda_stream__ is not a pair (version, address)");
+  } catch (py::error_already_set& error) {
+    throw InvalidInput(text("stream: ", std::string(py::str(error.value()))));
+  }
+  throw InvalidType(text("stream must be None, an address, or a stream of PyTorch, CuPy or with __cuda_stream__, got ",
+                         std::string(py::str(py::type::handle_of(stream).attr("__name__")))));
+}
+
+}  // namespace strata_pa

@@ -1,0 +1,47 @@
+"""Memory of a CUDA device from its driver, for self tests and measurements: no array library is needed."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from .cache import PagedKV
+
+Array = npt.NDArray[Any]
+
+
+class DeviceArray:
+    """A C-contiguous array on a CUDA device, reachable by `__cuda_array_interface__`; freed with the object."""
+
+    def __init__(self, array: Array, ordinal: int) -> None:
+        """A copy of `array`."""
+        self.shape, self.dtype = array.shape, array.dtype
+        self._memory = _core.DeviceMemory(ordinal, array.nbytes)
+        self.write(array)
+
+    def write(self, array: Array) -> None:
+        self._memory.write(np.ascontiguousarray(array, self.dtype).reshape(self.shape))
+
+    def read(self) -> Array:
+        """A copy in host memory, once the work on the legacy default stream is done."""
+        array = np.empty(self.shape, self.dtype)
+        self._memory.read(array)
+        return array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self._memory.address, False), "strides": None, "version": 3}
+
+
+def ordinal_of(device: str) -> int:
+    """1 of "cuda:1"."""
+    return int(device.rpartition(":")[2])
+
+
+def to_device(q: Array, kv: PagedKV, options: dict[str, Any], device: str) -> tuple[DeviceArray, PagedKV, dict[str, Any]]:
+    """The same problem on "cuda:0"; kv_len and cu_seqlens_q stay in host memory."""
+    ordinal = ordinal_of(device)
+    k, v, k_scale, v_scale, table = (DeviceArray(x, ordinal) for x in (kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table))
+    lists = {name: DeviceArray(options[name], ordinal) for name in ("ids", "widths") if options.get(name) is not None}
+    return DeviceArray(q, ordinal), PagedKV(k, v, k_scale, v_scale, table, kv.layout), {**options, **lists}

@@ -1,0 +1,317 @@
+"""Which kernel runs on which card: the contract, stated here anew and small, against what the fake driver saw."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from fake import FakeArray, birth
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strata_pa
+from strata_pa import DriverError, InvalidInput, UnsupportedDevice, UnsupportedProblem
+
+OLD, IMMA, KERNEL = "STRATA_PROMPT_ATTN_OLD", "STRATA_PROMPT_ATTN_IMMA", "STRATA_PA_KERNEL"
+CARDS = (75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121, 130)
+KERNELS = ("fp32", "v1", "v2", "imma", "exact")
+
+
+def has(kernel, sm):
+    """Tensor cores for FP16 with 16-step products, cp.async and INT8 with 32 came with sm_80."""
+    return sm >= 75 if kernel in ("v1", "fp32") else sm >= 80
+
+
+def default(sm):
+    return "v2" if has("v2", sm) else "v1"
+
+
+def wish(kernel, imma, old, env_imma, env_kernel):
+    """(kernel, who says so, must) by the contract's order; (None, ...): nothing is switched on."""
+    if kernel:
+        return kernel, "kernel=", True
+    if imma is True:
+        return "imma", "set_imma(True)", False
+    if old:
+        return "fp32", f"{OLD}=1", False
+    if env_imma and imma is None:
+        return "imma", f"{IMMA}=1", False
+    if env_kernel and not (env_kernel == "imma" and imma is False):
+        return env_kernel, f"{KERNEL}={env_kernel}", False
+    return None, "default", False
+
+
+def run(q, kv, out, **arguments):
+    return strata_pa.prompt_attention(q, kv, out=out, **arguments)
+
+
+@pytest.mark.parametrize("sm", CARDS)
+def test_every_combination_of_switches(driver, monkeypatch, sm):
+    fake = driver(sm)
+    q, kv, out = birth()
+    combinations = itertools.product((None, *KERNELS), (None, True, False), (False, True), (False, True), (None, *KERNELS))
+    for kernel, imma, old, env_imma, env_kernel in combinations:
+        strata_pa.set_imma(imma)
+        monkeypatch.setenv(OLD, "1" if old else "")
+        monkeypatch.setenv(IMMA, "1" if env_imma else "0")
+        monkeypatch.setenv(KERNEL, env_kernel or "")
+        fake.forget()
+        wanted, by, must = wish(kernel, imma, old, env_imma, env_kernel)
+        if must and not has(wanted, sm):
+            for call in (strata_pa.plan, run):
+                with pytest.raises(UnsupportedProblem, match=f"kernel='{wanted}' cannot run .* sm_75") as error:
+                    call(q, kv, out=out, kernel=kernel)
+                assert all(f"\n  {name}: " in str(error.value) for name in KERNELS)
+            assert not fake.launches
+            continue
+        runs, said = (wanted, by) if wanted and has(wanted, sm) else (default(sm), "default")
+        plan = strata_pa.plan(q, kv, out=out, kernel=kernel)
+        assert (plan.kernel, plan.chosen_by, plan.device, plan.backend, plan.architecture) == (runs, said, "cuda:0", "cuda", f"sm_{sm}")
+        assert {name for name, _ in plan.refused} == {*KERNELS} - {runs}
+        not_followed = [note for note in plan.notes if "was not followed" in note]
+        assert len(not_followed) == (wanted is not None and not has(wanted, sm))
+        assert all(by in note and f"{wanted}: needs sm_80" in note for note in not_followed)
+        assert run(q, kv, out, kernel=kernel) is out
+        (launch,) = fake.launches
+        assert (launch.kernel, launch.ordinal) == (runs, 0), (kernel, imma, old, env_imma, env_kernel)
+
+
+def test_symbols_and_shapes(driver):
+    """What each kernel is launched with, as cuda/launch.h writes it."""
+    fake = driver(90)
+    q, kv, out = birth(n_q=5)
+    for kernel in KERNELS:
+        run(q, kv, out, kernel=kernel)
+    launches = {launch.symbol.decode(): (launch.grid, launch.block) for launch in fake.launches}
+    assert set(launches) == {"strata_fp32_d256_r12", *(f"strata_{kernel}_d256_g64" for kernel in KERNELS[1:])}
+    assert {grid for grid, _ in launches.values()} == {10}
+    assert all(block in (64, 128) for _, block in launches.values())
+
+
+@pytest.mark.parametrize(("sm", "compiled"), [(75, False), (80, False), (87, False), (90, False), (110, True), (121, False), (130, True)])
+def test_ptx_is_noted(driver, sm, compiled):
+    """87 runs 86's cubin and 121 runs 120's; 110 has no relative among the cubins, 130 is newer than all."""
+    driver(sm)
+    notes = strata_pa.plan(*birth()[:2]).notes
+    assert any("the driver compiles its PTX" in note and f"no cubin for sm_{sm}" in note for note in notes) == compiled
+
+
+@pytest.mark.parametrize("sm", [30, 52, 60, 70, 72])
+def test_cards_below_the_list_are_refused_by_name(driver, sm):
+    fake = driver(sm)
+    q, kv, out = birth()
+    for call in (strata_pa.plan, run):
+        with pytest.raises(UnsupportedDevice, match=rf"cuda:0 \(Card {sm}, sm_{sm}\) is not served: .* sm_75, sm_80, .*compute_75"):
+            call(q, kv, out=out)
+    assert not fake.launches
+    cpu, card = strata_pa.capabilities()["devices"]
+    assert cpu["kernels"] == ["fp32", "imma", "exact"]
+    assert (card["name"], card["kernels"], card["default"]) == (f"Card {sm}", [], None)
+
+
+BUILT = (75, 80, 86, 89, 90, 100, 103, 120)
+
+
+def runs_as(major, minor, least):
+    """CUDA's rules: a cubin runs on its major version from its minor one up; PTX is compiled for any later card. None: refused."""
+    sm = 10 * major + minor
+    mine = [arch for arch in BUILT if arch >= least]
+    cubins = [arch for arch in mine if arch // 10 == major and arch % 10 <= minor]
+    ptx = [arch for arch in (mine[0], mine[-1]) if arch <= sm]
+    return f"sm_{max(cubins)}" if cubins else f"compute_{max(ptx)}" if ptx else None
+
+
+@given(st.integers(1, 40), st.integers(0, 9))
+def test_any_capability_is_listed_or_refused(major, minor):
+    from strata_pa import _core
+
+    if not strata_pa.build_info()["cuda_archs"]:
+        pytest.skip("this build is without CUDA")
+    want = {}
+    for image in _core.cuda_images():
+        best = runs_as(major, minor, int(image["name"].rpartition("_sm")[2]))
+        want |= {image["name"]: best} if best else {}
+    assert _core.cuda_choose("nvidia", major, minor) == want
+    assert _core.cuda_choose("amd", major, minor) == {}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(st.integers(1, 20), st.integers(0, 9))
+def test_any_card_is_served_or_refused(driver, major, minor):
+    fake = driver(10 * major + minor)
+    q, kv, out = birth()
+    if runs_as(major, minor, 75):
+        run(q, kv, out)
+        (launch,) = fake.launches
+        assert launch.kernel == ("v2" if runs_as(major, minor, 80) else "v1")
+    else:
+        with pytest.raises(UnsupportedDevice, match=rf"sm_{10 * major + minor}\) is not served"):
+            run(q, kv, out)
+
+
+@pytest.mark.parametrize("cards", [(75, 90), (90, 75), (120, 75), (70, 80)])
+def test_two_cards_are_decided_for_themselves(driver, cards):
+    fake = driver(*cards)
+    for _ in range(2):
+        for ordinal, sm in enumerate(cards):
+            fake.forget()
+            q, kv, out = birth(ordinal=ordinal)
+            if sm < 75:
+                with pytest.raises(UnsupportedDevice, match=f"cuda:{ordinal}"):
+                    run(q, kv, out)
+                continue
+            run(q, kv, out)
+            (launch,) = fake.launches
+            assert (launch.kernel, launch.ordinal) == (default(sm), ordinal)
+    assert [d["device"] for d in strata_pa.capabilities()["devices"]] == ["cpu", "cuda:0", "cuda:1"]
+
+
+def test_no_driver(monkeypatch, driver, tmp_path):
+    monkeypatch.setenv("STRATA_PA_CUDA_DRIVER", str(tmp_path / "none.so"))
+    q = FakeArray((3, 24, 256), np.float32)
+    with pytest.raises(UnsupportedDevice, match=r"the CUDA driver cannot be opened: .*none.so"):
+        strata_pa.PagedKV(*[q] * 5)
+    assert [d["device"] for d in strata_pa.capabilities()["devices"]] == ["cpu"]
+    assert [c.status for c in strata_pa.doctor().checks if c.name == "cuda"] == ["absent"]
+    driver(90)  # one that comes later is found
+    assert run(*birth()) is not None
+
+
+def test_no_card(driver):
+    driver()
+    with pytest.raises(UnsupportedDevice, match=r"no CUDA device can be used: cuInit: FAKE_ERROR_100 \(the words for 100\)"):
+        birth()
+    assert [d["device"] for d in strata_pa.capabilities()["devices"]] == ["cpu"]
+    report = strata_pa.doctor()
+    assert report.ok
+    assert "FAKE_ERROR_100" in str(report)
+
+
+@pytest.mark.parametrize(("version", "text"), [(12090, r"12\.9"), (11040, r"11\.4")])
+def test_a_driver_that_is_too_old(driver, version, text):
+    driver(90, version=version)
+    with pytest.raises(UnsupportedDevice, match=rf"supports CUDA {text}; this build, by nvcc 13\..*, needs >= 13\.0"):
+        birth()
+    assert "needs >= 13.0" in str(strata_pa.doctor())
+
+
+def test_a_library_that_is_no_driver(monkeypatch, driver):
+    monkeypatch.setenv("STRATA_PA_CUDA_DRIVER", np._core._multiarray_umath.__file__)
+    with pytest.raises(UnsupportedDevice, match=r"the CUDA driver .* has no cuDriverGetVersion"):
+        birth()
+
+
+def test_a_missing_ordinal(driver):
+    driver(90)
+    with pytest.raises(InvalidInput, match=r"not memory of a CUDA device: cuPointerGetAttribute: FAKE_ERROR_1"):
+        birth(ordinal=1)
+
+
+IMAGE_ERRORS = (200, 209, 218, 222)  # invalid image, no binary, invalid PTX, unsupported PTX version
+
+
+@pytest.mark.parametrize("status", IMAGE_ERRORS)
+@pytest.mark.parametrize("call", ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncLoad"])
+def test_a_refused_kernel_is_not_available_and_the_next_serves(driver, call, status):
+    fake = driver(90)
+    if call == "cuModuleLoadData":
+        fake.fail(call, status)  # every image, v2's first
+    else:
+        fake.fail(call, status, symbol="strata_v2_")
+    q, kv, out = birth()
+    if call == "cuModuleLoadData":
+        with pytest.raises(UnsupportedProblem, match="no default kernel") as error:
+            run(q, kv, out)
+        for kernel in ("v2", "v1", "fp32"):
+            assert f"{kernel}: the driver refused its image: cuModuleLoadData: FAKE_ERROR_{status} (the words for {status})" in str(
+                error.value
+            )
+        fake.heal()
+        with pytest.raises(UnsupportedProblem):
+            run(q, kv, out)  # decided for this device
+        return
+    for _ in range(2):
+        fake.forget()
+        plan = strata_pa.plan(q, kv)
+        assert (plan.kernel, plan.chosen_by) == ("v1", "default")
+        assert f"{call}: FAKE_ERROR_{status}" in dict(plan.refused)["v2"][0]
+        assert any("v2 does not run on cuda:0" in note for note in plan.notes)
+        run(q, kv, out)
+        assert [launch.kernel for launch in fake.launches] == ["v1"]
+    with pytest.raises(UnsupportedProblem, match=rf"v2: the driver refused its function: {call}"):
+        run(q, kv, out, kernel="v2")
+
+
+def test_a_refused_switch_keeps_the_default(driver):
+    fake = driver(90)
+    fake.fail("cuModuleGetFunction", 500, symbol="strata_imma_")
+    strata_pa.set_imma(True)
+    q, kv, out = birth()
+    plan = strata_pa.plan(q, kv)
+    assert (plan.kernel, plan.chosen_by) == ("v2", "default")
+    assert any("set_imma(True) was not followed" in note and "cuModuleGetFunction" in note for note in plan.notes)
+    run(q, kv, out)
+    assert [launch.kernel for launch in fake.launches] == ["v2"]
+
+
+def test_a_refused_shared_memory_request(driver, monkeypatch):
+    """The kernel is not available for that problem; the next of the order serves. Smaller problems keep it."""
+    fake = driver(90)
+    fake.fail("cuFuncSetAttribute", 1, symbol="strata_exact_")
+    q, kv, out = birth(page_table=FakeArray((30000,), np.int32))  # lists so long that exact spills to 64-bit sums
+    reason = r"exact: the driver refused its shared memory: cuFuncSetAttribute: FAKE_ERROR_1 \(the words for 1\), \d+ bytes"
+    with pytest.raises(UnsupportedProblem, match=reason):
+        run(q, kv, out, kernel="exact")
+    monkeypatch.setenv(KERNEL, "exact")
+    plan = strata_pa.plan(q, kv)
+    assert (plan.kernel, plan.chosen_by) == ("v2", "default")
+    assert any("was not followed" in note and "cuFuncSetAttribute" in note for note in plan.notes)
+    run(q, kv, out)
+    run(q, kv, out, kv_len=1000)
+    assert [(launch.kernel, launch.shared <= 48 << 10) for launch in fake.launches] == [("v2", True), ("exact", True)]
+    fake.heal()
+    run(q, kv, out)
+    assert (fake.launches[-1].kernel, fake.launches[-1].shared > 48 << 10) == ("exact", True)
+
+
+def test_shared_memory_beyond_the_card(fake_library, tmp_path, monkeypatch, driver):
+    fake = driver()
+    fake.lib.fake_card(80, 16 << 10, b"Small")
+    with pytest.raises(UnsupportedProblem, match=r"v2: needs \d+ bytes of shared memory in a block, cuda:0 \(Small, sm_80\) allows 16384"):
+        strata_pa.plan(*birth()[:2])
+
+
+@pytest.mark.parametrize("status", [2, 700, 999])
+def test_failures_that_say_nothing_about_the_kernel_are_raised(driver, status):
+    """Out of memory or a dead context must not move a call to another kernel."""
+    fake = driver(90)
+    q, kv, out = birth()
+    for call in ("cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncLoad"):
+        fake.fail(call, status)
+        with pytest.raises(DriverError, match=rf"{call}: FAKE_ERROR_{status} \(the words for {status}\)") as error:
+            run(q, kv, out)
+        assert isinstance(error.value, RuntimeError)
+        assert not fake.launches
+        fake.heal()
+    run(q, kv, out)
+    assert [launch.kernel for launch in fake.launches] == ["v2"]
+
+
+def test_a_launch_that_fails(driver):
+    fake = driver(90)
+    q, kv, out = birth()
+    fake.fail("cuLaunchKernel", 719)
+    with pytest.raises(DriverError, match=r"cuLaunchKernel: FAKE_ERROR_719 \(the words for 719\)"):
+        run(q, kv, out)
+    assert fake.lib.fake_depth() == 0
+    fake.heal()
+    run(q, kv, out)
+
+
+def test_importing_touches_no_driver(driver):
+    import subprocess
+
+    fake = driver(90)
+    code = "import strata_pa, strata_pa.attention; strata_pa.kernels(); strata_pa.build_info(); strata_pa.set_imma(True)"
+    code += f"; assert '{fake.path.name}' not in open('/proc/self/maps').read()"
+    subprocess.run([sys.executable, "-c", code], check=True)
