@@ -43,13 +43,23 @@ static inline bool bit(const uint64_t* words, int j) { return words[j / 64] >> (
 static inline bool load_scales(uint16_t (*to)[kBlock], const uint16_t* from, int groups, int j) {
   bool bad = false;
   for (int g = 0; g < groups; ++g) {
-    uint16_t s = from[g];
-    bool inf = (s & 0x7c00) == 0x7c00;
+    const bool inf = (from[g] & 0x7c00) == 0x7c00;
     bad |= inf;
-    to[g][j] = inf ? 0 : s;
+    to[g][j] = inf ? 0 : from[g];
   }
   return bad;
 }
+
+// x / d: a shift where it can be one, since every list entry needs one.
+struct Divisor {
+  uint32_t d;
+  int shift;  // -1: not a power of two
+};
+static inline Divisor divisor(int64_t d) {
+  const uint32_t x = static_cast<uint32_t>(d);
+  return {x, (x & (x - 1)) == 0 ? __builtin_ctz(x) : -1};
+}
+static inline uint32_t quotient(uint32_t x, Divisor d) { return d.shift >= 0 ? x >> d.shift : x / d.d; }
 
 // Loads entries e0 .. e0 + kBlock - 1 of the tile's list. False: no row sees any of them.
 static bool load_block(const Job& job, const Tile& t, int64_t e0, int chunk, Block& b) {
@@ -66,14 +76,16 @@ static bool load_block(const Job& job, const Tile& t, int64_t e0, int chunk, Blo
   const int32_t* ids = p.ids ? p.ids + t.q0 * p.ids_stride + t.head * p.ids_head_stride : nullptr;
   const int64_t oldest = p.window_left < 0 ? 0 : max64(0, t.pos0 - p.window_left);
   const int64_t newest = p.causal ? min64(kv_len - 1, t.pos0) : kv_len - 1;
+  const Divisor page_size = divisor(p.page_size);
+  const int fine = __builtin_ctzll(static_cast<uint64_t>(p.granularity));  // granularities are powers of two that divide kBlock
   for (int j = 0; j < n; ++j) {
     int64_t cell = e0 + j;
     if (ids) {
-      const int64_t id = ids[cell / p.granularity];
-      cell = id * p.granularity + cell % p.granularity;
+      const int64_t id = ids[cell >> fine];
+      cell = id * p.granularity + (j & (p.granularity - 1));
       if (id < 0 || cell < oldest || cell > newest) continue;
     }
-    const int64_t logical = cell / p.page_size;
+    const int64_t logical = quotient(static_cast<uint32_t>(cell), page_size);  // visible cells are below kv_len, a 32-bit number
     if (logical >= p.max_pages) continue;
     const int64_t page = table[logical];
     if (page < 0 || page >= p.pages) continue;
@@ -101,6 +113,7 @@ static bool load_block(const Job& job, const Tile& t, int64_t e0, int chunk, Blo
       const int64_t page = page_of[j], slot = slot_of[j];
       b.k[j] = p.k + page * p.k_stride.page + t.head * p.k_stride.head + slot * p.k_stride.slot;
       b.v[j] = p.v + page * p.v_stride.page + t.head * p.v_stride.head + slot * p.v_stride.slot;
+      for (int at = 0; at < job.dim; at += 64) __builtin_prefetch(b.v[j] + at);  // needed only after the scores
       const uint16_t* ks = p.k_scale + page * p.k_scale_stride.page + t.head * p.k_scale_stride.head + slot * p.k_scale_stride.slot;
       const uint16_t* vs = p.v_scale + page * p.v_scale_stride.page + t.head * p.v_scale_stride.head + slot * p.v_scale_stride.slot;
       const bool bad_k = load_scales(b.k_scale, ks, job.groups, j), bad_v = load_scales(b.v_scale, vs, job.groups, j);
