@@ -185,12 +185,23 @@ py::dict interface_of(py::handle object, const std::string& name) {
   }
 }
 
-int64_t interface_address(const py::dict& d) { return d["data"].cast<py::tuple>()[0].cast<int64_t>(); }
+// A part of the dictionary as a C++ value.
+template <class T>
+T entry(const py::dict& d, const char* key, const std::string& name) {
+  try {
+    return d[key].cast<T>();
+  } catch (const std::exception&) {  // absent, or of another type
+    throw InvalidInput(text(name, ": its __cuda_array_interface__ has no usable '", key, "'"));
+  }
+}
+bool has_entry(const py::dict& d, const char* key) { return d.contains(key) && !d[key].is_none(); }
+
+using Address = std::pair<int64_t, bool>;  // and whether it is read-only
 
 // An array without elements has no address, and is nowhere.
 DeviceId interface_device(const py::dict& d, const std::string& name) {
   if (cuda::built_images().images.empty()) no_backend(name, "a CUDA device", "CUDA");
-  int64_t address = interface_address(d);
+  int64_t address = entry<Address>(d, "data", name).first;
   return on_cuda(name, address ? cuda::ordinal_of(reinterpret_cast<void*>(address), name) : 0);
 }
 
@@ -207,26 +218,21 @@ ArrayView view_interface(py::handle object, const std::string& name) {
   a.name = name;
   a.owner = py::reinterpret_borrow<py::object>(object);
   a.device = interface_device(d, name);
-  try {
-    if (d.contains("mask") && !d["mask"].is_none()) throw InvalidType(text(name, " has a mask; masks are not served"));
-    a.data = reinterpret_cast<void*>(interface_address(d));
-    a.readonly = d["data"].cast<py::tuple>()[1].cast<bool>();
-    a.shape = d["shape"].cast<std::vector<int64_t>>();
-    std::string typestr = d["typestr"].cast<std::string>();
-    if (typestr.size() < 3) throw InvalidInput(text(name, ": '", typestr, "' is not a type of __cuda_array_interface__"));
-    a.dtype = interface_dtype(typestr, a.itemsize);
-    int64_t unit = std::max<int64_t>(1, a.itemsize);
-    std::vector<int64_t> strides(a.shape.size(), unit);
-    for (size_t i = a.shape.size(); i-- > 1;) strides[i - 1] = strides[i] * a.shape[i];
-    if (d.contains("strides") && !d["strides"].is_none()) strides = d["strides"].cast<std::vector<int64_t>>();
-    if (strides.size() != a.shape.size()) throw InvalidInput(text(name, " has ", a.shape.size(), " dimensions and ", strides.size(), " strides"));
-    set_strides(a, strides, unit);
-    if (d.contains("stream") && !d["stream"].is_none()) a.producer_stream = d["stream"].cast<int64_t>();
-  } catch (const py::cast_error&) {
-    throw InvalidInput(text(name, ": its __cuda_array_interface__ is malformed"));
-  } catch (py::error_already_set& error) {
-    exporter_failed(name, error);
-  }
+  if (has_entry(d, "mask")) throw InvalidType(text(name, " has a mask; masks are not served"));
+  auto [address, readonly] = entry<Address>(d, "data", name);
+  a.data = reinterpret_cast<void*>(address);
+  a.readonly = readonly;
+  a.shape = entry<std::vector<int64_t>>(d, "shape", name);
+  std::string typestr = entry<std::string>(d, "typestr", name);
+  if (typestr.size() < 3) throw InvalidInput(text(name, ": '", typestr, "' is not a type of __cuda_array_interface__"));
+  a.dtype = interface_dtype(typestr, a.itemsize);
+  int64_t unit = std::max<int64_t>(1, a.itemsize);
+  std::vector<int64_t> strides(a.shape.size(), unit);
+  for (size_t i = a.shape.size(); i-- > 1;) strides[i - 1] = strides[i] * a.shape[i];
+  if (has_entry(d, "strides")) strides = entry<std::vector<int64_t>>(d, "strides", name);
+  if (strides.size() != a.shape.size()) throw InvalidInput(text(name, " has ", a.shape.size(), " dimensions and ", strides.size(), " strides"));
+  set_strides(a, strides, unit);
+  if (has_entry(d, "stream")) a.producer_stream = entry<int64_t>(d, "stream", name);
   return a;
 }
 

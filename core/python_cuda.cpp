@@ -53,7 +53,7 @@ class DeviceMemory {
     need_host(a);
     int64_t room = 1;
     for (size_t i = a.shape.size(); i-- > 0; room *= a.shape[i])
-      if (a.shape[i] > 1 && a.strides[i] != room) throw InvalidInput("array must be C-contiguous");
+      if (a.size() > 0 && a.shape[i] > 1 && a.strides[i] != room) throw InvalidInput("array must be C-contiguous");
     if (a.size() * a.itemsize != bytes_) throw InvalidInput(text("array has ", a.size() * a.itemsize, " bytes, the memory ", bytes_));
     return a.data;
   }

@@ -46,13 +46,13 @@ int64_t resolve_stream(py::handle stream, py::handle q, int ordinal) {
     if (py::hasattr(stream, "__cuda_stream__")) {  // (version, address), from a method or, as first proposed, a property
       py::object protocol = stream.attr("__cuda_stream__");
       if (PyCallable_Check(protocol.ptr())) protocol = protocol();
-      return checked(protocol.cast<py::tuple>()[1]);
+      if (!py::isinstance<py::tuple>(protocol) || py::len(protocol) != 2)
+        throw InvalidType("stream: its __cuda_stream__ is not a pair (version, address)");
+      return checked(py::reinterpret_borrow<py::tuple>(protocol)[1]);
     }
     for (const char* name : {"cuda_stream", "ptr"})
       if (py::hasattr(stream, name)) return checked(stream.attr(name));
     if (PyIndex_Check(stream.ptr()) && !PyBool_Check(stream.ptr())) return checked(stream);
-  } catch (const py::cast_error&) {
-    throw InvalidType("stream: its __cuda_stream__ is not a pair (version, address)");
   } catch (py::error_already_set& error) {
     throw InvalidInput(text("stream: ", std::string(py::str(error.value()))));
   }
