@@ -1,0 +1,252 @@
+"""Audits the CUDA images of a built module with NVIDIA's binary tools: what is in them, for which architectures, and at what price.
+
+    python ci/audit_images.py [MODULE]               the installed package's module by default
+    python ci/audit_images.py --without-imma OTHER   also: v2's machine code is the same in OTHER, a module built with STRATA_PA_IMMA=OFF
+    python ci/audit_images.py --write                takes v2's machine code as the right one for this compiler (ci/v2_code.json)
+
+Needs cuobjdump on PATH or from the package nvidia-cuda-cuobjdump (with nvidia-cuda-nvdisasm), and g++ for the sizes of cuda/launch.h.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HASHES = ROOT / "ci" / "v2_code.json"
+V2 = "strata_v2_d256_g64"
+INT8_KERNELS = ("imma", "exact")
+
+# Shared memory in KiB that a block may take, by architecture (CUDA C++ programming guide, compute capabilities).
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+
+# The driver keeps this much of it from sm_80 on; cuobjdump counts it as the kernel's.
+RESERVED = 1024
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel for one architecture."""
+
+    symbol: str
+    arch: int
+    sha256: str  # of its machine code
+    registers: int
+    stack: int
+    local: int
+    static_shared: int
+    int8_mma: int | None  # instructions; None: not looked at
+
+    @property
+    def where(self) -> str:
+        return f"{self.symbol} sm_{self.arch}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What has to be there: the least architecture and the dynamic shared memory of each symbol, the listed architectures."""
+
+    least: dict[str, int]
+    shared: dict[str, int]
+    archs: tuple[int, ...]
+
+
+def problems(codes: Iterable[Code], expected: Expected) -> list[str]:
+    """Everything that is wrong, each in a line."""
+    found = {(code.symbol, code.arch): code for code in codes}
+    wrong = []
+    for symbol, least in expected.least.items():
+        wrong += [f"{symbol} sm_{arch}: missing" for arch in expected.archs if arch >= least and (symbol, arch) not in found]
+    for code in found.values():
+        if code.symbol not in expected.least:
+            wrong.append(f"{code.where}: no kernel of the table has this symbol")
+            continue
+        if code.arch not in expected.archs or code.arch < expected.least[code.symbol]:
+            wrong.append(f"{code.where}: not one of its architectures")
+        if code.stack or code.local:
+            wrong.append(f"{code.where}: {code.stack} bytes of stack, {code.local} of local memory; there should be none")
+        room = SHARED_KIB.get(code.arch, 0) * 1024
+        takes = code.static_shared - (RESERVED if code.static_shared >= RESERVED else 0) + expected.shared[code.symbol]
+        if takes > room:
+            wrong.append(f"{code.where}: {takes} bytes of shared memory, a block there may take {room}")
+        uses = code.symbol.split("_")[1] in INT8_KERNELS
+        if uses and not code.int8_mma:
+            wrong.append(
+                f"{code.where}: no INT8 MMA instruction" if code.int8_mma == 0 else f"{code.where}: its instructions were not read"
+            )
+        if not uses and code.int8_mma:
+            wrong.append(f"{code.where}: {code.int8_mma} INT8 MMA instructions")
+    return wrong
+
+
+def v2_code(codes: Iterable[Code]) -> dict[str, str]:
+    return {f"sm_{code.arch}": code.sha256 for code in sorted(codes, key=lambda code: code.arch) if code.symbol == V2}
+
+
+def differences(what: str, got: dict[str, str], want: dict[str, str]) -> list[str]:
+    """Architectures in both or either whose code is not the same."""
+    return [f"{V2} {arch}: its machine code is not {what}" for arch in sorted({*got, *want}) if got.get(arch) != want.get(arch)]
+
+
+# --- Reading
+
+
+def tool(name: str) -> str:
+    package = importlib.util.find_spec("nvidia")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        path = Path(folder) / "cu13" / "bin" / name
+        if path.exists():
+            return str(path)
+    if path_of := shutil.which(name):
+        return path_of
+    raise SystemExit(f"{name} is neither in the Python packages nor on PATH: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+
+
+def text_sections(cubin: bytes) -> dict[str, bytes]:
+    """The machine code of each kernel of an ELF file."""
+    if cubin[:5] != b"\x7fELF\x02":
+        raise ValueError("not a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_at = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    names = sections[names_at][4]
+
+    def name(offset: int) -> str:
+        return cubin[names + offset : cubin.index(b"\0", names + offset)].decode()
+
+    code = {}
+    for name_offset, _, _, _, offset, length in sections:
+        if (section := name(name_offset)).startswith(".text."):
+            code[section.removeprefix(".text.")] = cubin[offset : offset + length]
+    return code
+
+
+def resources(dump: str) -> dict[str, dict[str, int]]:
+    """REG, STACK, SHARED, LOCAL, ... of each function from `cuobjdump -res-usage`."""
+    rows = re.findall(r"Function (\w+):\s+(.*)", dump)
+    return {symbol: {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", row)} for symbol, row in rows}
+
+
+def int8_mma(dump: str) -> dict[str, int]:
+    """INT8 MMA instructions of each function from `cuobjdump -sass`."""
+    parts = re.split(r"Function : (\w+)", dump)[1:]
+    return {symbol: len(re.findall(r"\bIMMA\.", body)) for symbol, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def read(module: Path) -> list[Code]:
+    """Every kernel of every cubin in a module, a fat binary or a cubin."""
+    dump = tool("cuobjdump")
+    codes = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = subprocess.run([dump, "-xelf", "all", module.resolve()], cwd=folder, capture_output=True, text=True)
+        if run.returncode:
+            raise SystemExit(f"{module}: {run.stderr.strip() or run.stdout.strip()}")
+        for path in sorted(Path(folder).glob("*.cubin")):
+            arch = int(re.search(r"\.sm_(\d+)[a-z]?\.cubin$", path.name)[1])  # type: ignore[index]
+            used = resources(subprocess.run([dump, "-res-usage", path], capture_output=True, text=True, check=True).stdout)
+            sass = int8_mma(subprocess.run([dump, "-sass", path], capture_output=True, text=True, check=True).stdout)
+            for symbol, code in text_sections(path.read_bytes()).items():
+                u = used[symbol]
+                digest = hashlib.sha256(code).hexdigest()
+                codes.append(Code(symbol, arch, digest, u["REG"], u["STACK"], u["LOCAL"], u["SHARED"], sass.get(symbol)))
+    return codes
+
+
+# --- What is expected, from the one list, the table and cuda/launch.h
+
+
+def listed() -> tuple[int, ...]:
+    text = (ROOT / "cuda" / "architectures.cmake").read_text()
+    (numbers,) = re.findall(r"set\(STRATA_PA_CUDA_ARCHITECTURES ([\d ]+)\)", text)
+    return tuple(map(int, numbers.split()))
+
+
+SIZES = r"""
+#include <cstdio>
+#include "cuda/launch.h"
+using namespace strata_pa::cuda;
+int main() {
+  int id, dim, group, rows, entries;
+  while (std::scanf("%d %d %d %d %d", &id, &dim, &group, &rows, &entries) == 5) {
+    Params p = {};
+    p.n_q = p.n_kv = 1, p.heads_per_kv = rows, p.group = group, p.max_entries = entries;
+    std::printf("%u\n", config(static_cast<KernelId>(id), p, dim).shared_bytes);
+  }
+}
+"""
+IDS = {"fp32": 0, "v1": 1, "v2": 2, "imma": 3, "exact": 4}  # enum KernelId
+
+
+def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
+    """From the installed package's table; `without`: kernels that the module was built without."""
+    import strata_pa
+
+    asked, symbols, least = [], [], {}
+    for row in strata_pa.kernels():
+        name = row["name"]
+        if row["backend"] != "cuda" or name in without:
+            continue
+        (min_sm,) = re.findall(r"sm_(\d+)", row["needs"])
+        for dim in row["head_dims"]:
+            for group in (g for g in row["groups"] if dim % g == 0):
+                for rows in range(row["heads_per_kv"][0], row["heads_per_kv"][1] + 1):
+                    tail = f"_r{-(-rows // 4) * 4}" if name == "fp32" else f"_g{group}"
+                    symbols.append(f"strata_{name}_d{dim}{tail}")
+                    least[symbols[-1]] = int(min_sm)
+                    asked.append(f"{IDS[name]} {dim} {group} {rows} {row['max_entries']}")
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "sizes"
+        subprocess.run(["g++", "-std=c++17", "-I", ROOT, "-x", "c++", "-", "-o", program], input=SIZES, text=True, check=True)
+        sizes = subprocess.run([program], input="\n".join(asked), capture_output=True, text=True, check=True).stdout.split()
+    shared: dict[str, int] = {}
+    for symbol, size in zip(symbols, sizes, strict=True):
+        shared[symbol] = max(int(size), shared.get(symbol, 0))
+    return Expected(least, shared, archs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module", type=Path, nargs="?")
+    parser.add_argument("--without-imma", type=Path, metavar="OTHER")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--archs", metavar="75,90", help="the module was built for these only")
+    asked = parser.parse_args()
+    import strata_pa
+    from strata_pa import _core
+
+    module = asked.module or Path(_core.__file__)
+    archs = tuple(map(int, asked.archs.split(","))) if asked.archs else listed()
+    codes = read(module)
+    wrong = problems(codes, expected(archs))
+    compiler, mine = strata_pa.build_info()["nvcc"], v2_code(codes)
+    hashes = json.loads(HASHES.read_text()) if HASHES.exists() else {}
+    if asked.write:
+        hashes[compiler] = mine
+        HASHES.write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n")
+    elif compiler not in hashes:
+        wrong.append(f"ci/v2_code.json has no machine code for nvcc {compiler}")
+    else:
+        pinned = {arch: code for arch, code in hashes[compiler].items() if int(arch.removeprefix("sm_")) in archs}
+        wrong += differences(f"that of ci/v2_code.json for nvcc {compiler}", mine, pinned)
+    if asked.without_imma:
+        other = read(asked.without_imma)
+        wrong += differences("the same with and without imma", mine, v2_code(other))
+        wrong += problems(other, expected(archs, without=INT8_KERNELS))
+    for line in wrong:
+        print(line)
+    verdict = f"{len(wrong)} problems" if wrong else "as they should be"
+    print(f"{module.name}: {len(codes)} kernels for {', '.join(f'sm_{a}' for a in archs)}: {verdict}")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
