@@ -19,8 +19,8 @@ struct DigitBlock {
   static constexpr int S = shared::kScoreRow;
 
   const Params& p;
-  const int tid, rows;
-  int lane, warp, g, t;
+  const int rows;
+  int tid, lane, warp, g, t;
   unsigned char* tiles;               // K [warps], V [warps]
   float* partial;                     // [partials][16][S]
   float* e;                           // [16][S]
@@ -36,13 +36,12 @@ struct DigitBlock {
   unsigned char* rest;                // what the kernel asked for beyond
 
   uint32_t q[3][2][4];    // [digit, high first][k-step of 32 dims][fragment]
-  float factor[2][kOwn];  // f_g of rows g and g + 8, where a warp has whole groups
   uint16_t ks[kOwn], vs[kOwn];
-  Feeder feeder;
+  Feeder* feeders;        // [32]: the last warp's, between the chunks
   TileCopyAsync<SwizzledTile> copy;
 
   __device__ DigitBlock(const Params& p, unsigned char* at)
-      : p(p), tid(static_cast<int>(threadIdx.x)), rows(p.heads_per_kv), lane(tid & 31), warp(tid >> 5), g(lane >> 2), t(lane & 3) {
+      : p(p), rows(p.heads_per_kv), tid(static_cast<int>(threadIdx.x)), lane(tid & 31), warp(tid >> 5), g(lane >> 2), t(lane & 3) {
     auto take = [&at](int bytes) { unsigned char* x = at; at += bytes; return x; };
     auto floats = [&take](int n) { return reinterpret_cast<float*>(take(n * 4)); };
     tiles = take(2 * kWarps * SwizzledTile::kBytes);
@@ -56,6 +55,7 @@ struct DigitBlock {
     bad = reinterpret_cast<int*>(take(16 * 4));
     state = reinterpret_cast<float2*>(take(16 * 8));
     extra = floats(16);
+    feeders = reinterpret_cast<Feeder*>(take(32 * sizeof(Feeder)));
     masks = reinterpret_cast<uint32_t*>(take(4 * 4));
     from = reinterpret_cast<Sources*>(take(shared::kSources));
     partial = floats((G <= 64 ? kGroups : 2 * kWarps) * 16 * S);
@@ -64,10 +64,13 @@ struct DigitBlock {
 
   __device__ unsigned char* k_tile() const { return tiles + warp * SwizzledTile::kBytes; }
   __device__ unsigned char* v_tile() const { return tiles + (kWarps + warp) * SwizzledTile::kBytes; }
-  // Computes the thread's places in shared memory anew from here on: kept through the loop, all of them, they cost more registers than there are.
+  // Computes the thread's places in shared memory anew from here on: kept through the loop, all of them, they cost more registers than there
+  // are. (On sm_90 the compiler does better without.)
   __device__ void forget() {
-    asm volatile("" : "+r"(lane));
-    g = lane >> 2, t = lane & 3;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+    asm volatile("" : "+r"(tid));
+    lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+#endif
   }
 
   __device__ static int position(int entry) { return (entry & 7) * 4 + (entry >> 3); }
@@ -120,8 +123,7 @@ struct DigitBlock {
 #pragma unroll
         for (int i = 0; i < G / 32; ++i) top = fmaxf(top, tops[(g + 8 * r) * (D / 32) + group * (G / 32) + i]);
         const float f = __fmul_rn(__fmul_rn(top, kInv127), p.score_scale), scale = A::digit_scale(top);
-        if constexpr (G <= 64) factor[r][G < 64 ? s : 0] = f;
-        else if (t == 0 && s == 0 && warp % kSpan == 0) factors[(g + 8 * r) * kGroups + group] = f;
+        if (t == 0 && (G < 64 || s == 0) && warp % kSpan == 0) factors[(g + 8 * r) * kGroups + group] = f;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float4 x = part(r, s, h);
@@ -149,14 +151,33 @@ struct DigitBlock {
   __device__ void feed() {
     if (warp == kWarps - 1) {
       const int entry = first_chunk() + lane;
+      Feeder feeder;
       feeder.start(p, from->query, entry);
       feeder.write(p, from->query, entry, places, masks);
       feeder.write(p, from->query, entry + 32, places, masks);
+      feeders[lane] = feeder;
     }
   }
   // In the chunk at `start`, between the two barriers.
   __device__ void feed(int start) {
-    if (warp == kWarps - 1) feeder.write(p, from->query, start + 64 + lane, places, masks);
+    if (warp == kWarps - 1) {
+      Feeder feeder = feeders[lane];
+      feeder.write(p, from->query, start + 64 + lane, places, masks);
+      feeders[lane] = feeder;
+    }
+  }
+
+  // The finished outputs of rows g and g + 8: x[u][r] holds dims 16 u + 4 t .. 16 u + 4 t + 3 of the warp's.
+  __device__ void store_out(const float (&x)[4][2][4]) const {
+    const int64_t base = from->query.index * p.out_stride + from->query.kv * rows * p.out_head_stride + warp * 64 + t * 4;
+    with_dtype(p, [&](auto dtype) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (g + 8 * r >= rows) break;
+#pragma unroll
+        for (int u = 0; u < 4; ++u) store_out4<decltype(dtype)::value>(p, base + (g + 8 * r) * p.out_head_stride + u * 16, x[u][r]);
+      }
+    });
   }
 
   __device__ bool leads() const { return kSpan == 1 || warp % kSpan == 0; }
@@ -198,6 +219,7 @@ struct DigitBlock {
     if constexpr (G <= 64) {
 #pragma unroll
       for (int o = 0; o < kOwn; ++o) {
+        const float factor[2] = {factors[g * kGroups + group(o)], factors[(g + 8) * kGroups + group(o)]};
         float u[4][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -205,7 +227,7 @@ struct DigitBlock {
           cells(i);
           products<bias>(h, l, m, b, kMagicBits, kOwn == 2 ? o : 0, kOwn == 2 ? o : 1);
 #pragma unroll
-          for (int c = 0; c < 4; ++c) u[c][i] = __fmul_rn(join_magic(h[c], l[c], m[c]), factor[c >> 1][o]);
+          for (int c = 0; c < 4; ++c) u[c][i] = __fmul_rn(join_magic(h[c], l[c], m[c]), factor[c >> 1]);
         }
 #pragma unroll
         for (int c = 0; c < 4; ++c) store_partial(group(o), c, u[c]);

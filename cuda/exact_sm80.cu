@@ -218,28 +218,24 @@ __device__ __forceinline__ void exact_kernel(const Params& p) {
     }
   }
   __syncthreads();
-  with_dtype(p, [&](auto dtype) {
+  float out[4][2][4];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = b.g + 8 * r;
-      if (row >= b.rows) break;
-      const float total = b.alpha[row], unit = b.extra[row];
-      const int64_t at = b.from->query.index * p.out_stride + (b.from->query.kv * b.rows + row) * p.out_head_stride + b.warp * 64 + b.t * 4;
+  for (int r = 0; r < 2; ++r) {
+    const float total = b.alpha[b.g + 8 * r], unit = b.extra[b.g + 8 * r];
 #pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        float x[4];
+    for (int u = 0; u < 4; ++u)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int odd = i & 1, c = 2 * r + (i >> 1);
-          int64_t o = joined(u, odd, c);
-          if (is_long) o += long_sums[(u * 8 + odd * 4 + c) * Block::kThreads];
-          x[i] = __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f);
-          if (!(total > 0.0f)) x[i] = total;  // +0: saw nothing; NaN
-        }
-        store_out4<decltype(dtype)::value>(p, at + u * 16, x);
+      for (int i = 0; i < 4; ++i) {
+        const int odd = i & 1, c = 2 * r + (i >> 1);
+#pragma unroll
+        for (int d = 0; d < 4; ++d) asm volatile("" : "+r"(plane[d][u][odd][c]));  // no joining earlier: it doubles the registers
+        int64_t o = joined(u, odd, c);
+        if (is_long) o += long_sums[(u * 8 + odd * 4 + c) * Block::kThreads];
+        const float x = __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f);
+        out[u][r][i] = total > 0.0f ? x : total;  // +0: saw nothing; NaN
       }
-    }
-  });
+  }
+  b.store_out(out);
 }
 #endif
 

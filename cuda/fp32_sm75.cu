@@ -1,7 +1,8 @@
 // fp32: FP32 arithmetic on dequantized values (docs/numerics.md, section 2), without matrix units: every order of summation is written there.
 //
-// One block of two warps per (query, KV head). Two chunks of 64 entries at a time: warp w scores chunk w, a lane two entries against all rows (R, the
-// heads rounded up to a multiple of four); then every thread adds up the weighted values of four dims for R * D / 256 rows.
+// One block of two warps per (query, KV head). Two chunks of 64 entries at a time: warp w scores chunk w, a lane four entries against half the rows (R,
+// the heads rounded up to a multiple of four), so that a word read from shared memory serves four fma's, as it must on a processor that does 128 of
+// them in the time of 32 words; then every thread adds up the weighted values of four dims for R * D / 256 rows.
 #include "common.cuh"
 
 namespace strata_pa {
@@ -13,9 +14,9 @@ template <int D, int R>
 struct Fp32Shared {
   float4* q;        // [D / 4][R], times c
   float* e;         // [128][R]: scores, then weights
-  float* partial;   // [2 R][threads]
-  int64_t* v_at;    // [128]: where the entry's row lies in v
-  float* v_scale;   // [128][groups]
+  float* partial;   // [2][2 R][threads]: sums of 32 and of 64 dims
+  int64_t *k_at, *v_at;      // [128]: where the entry's row lies in k and v
+  float *k_scale, *v_scale;  // [128][groups], 0 where masked
   float *top, *sum, *alpha;  // [2][16]: of a chunk
   float* row;       // [16]
   int* bad;         // [16]
@@ -25,7 +26,8 @@ struct Fp32Shared {
     auto floats = [&take](int n) { return reinterpret_cast<float*>(take(n * 4)); };
     q = reinterpret_cast<float4*>(take(D * R * 4));
     e = floats(kPair * R);
-    partial = floats(2 * R * kFp32Threads);
+    partial = floats(2 * 2 * R * kFp32Threads);
+    k_at = reinterpret_cast<int64_t*>(take(kPair * 8));
     v_at = reinterpret_cast<int64_t*>(take(kPair * 8));
     top = floats(2 * 16);
     sum = floats(2 * 16);
@@ -33,6 +35,7 @@ struct Fp32Shared {
     row = floats(16);
     bad = reinterpret_cast<int*>(take(16 * 4));
     from = reinterpret_cast<Sources*>(take(shared::kSources));
+    k_scale = floats(kPair * groups);
     v_scale = floats(kPair * groups);
   }
 };
@@ -51,7 +54,8 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
   extern __shared__ __align__(16) unsigned char raw_shared[];
   const int groups = D / p.group, group_log2 = 31 - __clz(p.group);
   const Fp32Shared<D, R> sh(raw_shared, groups);
-  const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5, rows = p.heads_per_kv;
+  const int rows = p.heads_per_kv;
+  int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
 
   if (tid == 0) *sh.from = Sources(p, Query(p));
   if (tid < 16) sh.bad[tid] = 0;
@@ -80,104 +84,109 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
   }
 
   constexpr int kRows = R * D / 256;  // of a thread's sums
-  const int quad = tid % (D / 4), first_row = tid / (D / 4) * kRows;
+  auto quad = [&]() { return tid % (D / 4); };
+  auto first_row = [&]() { return tid / (D / 4) * kRows; };
   float acc[kRows][4];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = 0.0f;
-  float m = kMinusInf, l = 0.0f;  // of row `lane`: m in both warps, l in the first
+  float m = kMinusInf, l = 0.0f;  // of the row that this lane keeps
   __syncthreads();
 
+  constexpr int H = R / 2;
+  int half = lane >> 4, column = lane & 15;  // scores: rows half * H .. , entries column + 16 i of the warp's chunk
+  // Computes the thread's places in shared memory anew from here on: kept through the loop, all of them, they cost more registers than there are.
+  auto forget = [&]() {
+    asm volatile("" : "+r"(tid));
+    lane = tid & 31, warp = tid >> 5, half = lane >> 4, column = lane & 15;
+  };
   for (int start = begin; start < count; start += kPair) {
-    const int8_t* k[2];
-    const uint16_t* k_scale[2];
-    bool visible[2];
+    forget();
+    uint32_t visible[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int slot = warp * kChunk + c * 32 + lane;
       Place at = query.place(p, cell[c], physical[c]);
-      visible[c] = at.page >= 0;
-      const int64_t scale_at = visible[c] ? offset(p.v_scale_stride, at) : 0;
+      const bool seen = at.page >= 0;
+      visible[c] = __ballot_sync(~0u, seen);
+      at.page = max(at.page, 0);  // a masked entry: the codes of some cell with the scale 0
+      sh.k_at[slot] = offset(p.k_stride, at);
+      sh.v_at[slot] = offset(p.v_stride, at);
+      const uint16_t* k_scale = sh.from->k_scale + offset(p.k_scale_stride, at);
+      const uint16_t* v_scale = sh.from->v_scale + offset(p.v_scale_stride, at);
       bool finite = true;
       for (int g = 0; g < groups; ++g) {
-        const uint16_t h = visible[c] ? __ldg(sh.from->v_scale + scale_at + g) : uint16_t{0};
-        finite &= half_is_finite(h);
-        sh.v_scale[slot * groups + g] = half_to_float(h);
+        const uint16_t k = seen ? __ldg(k_scale + g) : uint16_t{0}, v = seen ? __ldg(v_scale + g) : uint16_t{0};
+        finite &= half_is_finite(k) && half_is_finite(v);
+        sh.k_scale[slot * groups + g] = half_to_float(k);
+        sh.v_scale[slot * groups + g] = half_to_float(v);
       }
       if (!finite)
         for (int row = 0; row < 16; ++row) atomicOr(sh.bad + row, 1);
-      at.page = max(at.page, 0);  // a masked entry: the codes of some cell with the scale 0
-      sh.v_at[slot] = offset(p.v_stride, at);
-      k[c] = sh.from->k + offset(p.k_stride, at);
-      k_scale[c] = sh.from->k_scale + offset(p.k_scale_stride, at);
       raw[c] = query.raw(p, start + kPair + slot);
     }
+    __syncwarp();
 
-    // Scores: blocks of 16 dims, added in pairs up to 64 dims in registers, beyond in shared memory.
-    float s[2][R];
+    // Scores: blocks of 16 dims, added in pairs: sums of 32 dims in registers, longer ones through shared memory.
+    float s[4][H];
+    const int first_slot = warp * kChunk + column;
+    float* e = sh.e + first_slot * R + half * H;  // this lane's weights, and sums of 128 dims before
 #pragma unroll 1
-    for (int d = 0; d < D; d += 64) {
+    for (int d = 0; d < D; d += 32) {
+      float scale[4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float scale[2], minus_bias[2], pair[2][R];
+      for (int c = 0; c < 4; ++c) scale[c] = sh.k_scale[(first_slot + 16 * c) * groups + (d >> group_log2)];
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const uint16_t h = visible[c] ? __ldg(k_scale[c] + ((d + half * 32) >> group_log2)) : uint16_t{0};
-          if (!half_is_finite(h))
-            for (int row = 0; row < 16; ++row) atomicOr(sh.bad + row, 1);
-          scale[c] = half_to_float(h);
-          minus_bias[c] = __fmul_rn(kMinusBias, scale[c]);
+      for (int block = 0; block < 2; ++block) {
+        uint32_t word[4][4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const uint4 x = __ldg(reinterpret_cast<const uint4*>(sh.from->k + sh.k_at[first_slot + 16 * c] + d + block * 16));
+          word[c][0] = x.x, word[c][1] = x.y, word[c][2] = x.z, word[c][3] = x.w;
+        }
+        float b[4][H];
+#pragma unroll
+        for (int r = 0; r < H; ++r) b[0][r] = b[1][r] = b[2][r] = b[3][r] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float x[4][4];
+#pragma unroll
+          for (int c = 0; c < 4; ++c) dequantize(x[c], word[c][i], scale[c], __fmul_rn(kMinusBias, scale[c]));
+#pragma unroll
+          for (int r = 0; r < H; ++r) {
+            const float4 q = sh.q[(d / 4 + block * 4 + i) * R + half * H + r];
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+              b[c][r] = __fmaf_rn(q.w, x[c][3], __fmaf_rn(q.z, x[c][2], __fmaf_rn(q.y, x[c][1], __fmaf_rn(q.x, x[c][0], b[c][r]))));
+          }
         }
 #pragma unroll
-        for (int block = 0; block < 2; ++block) {
-          const int at = d + half * 32 + block * 16;
-          uint32_t word[2][4];
+        for (int c = 0; c < 4; ++c)
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const uint4 x = __ldg(reinterpret_cast<const uint4*>(k[c] + at));
-            word[c][0] = x.x, word[c][1] = x.y, word[c][2] = x.z, word[c][3] = x.w;
-          }
-          float b[2][R];
-#pragma unroll
-          for (int r = 0; r < R; ++r) b[0][r] = b[1][r] = 0.0f;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float x[2][4];
-            dequantize(x[0], word[0][i], scale[0], minus_bias[0]);
-            dequantize(x[1], word[1][i], scale[1], minus_bias[1]);
-#pragma unroll
-            for (int r = 0; r < R; ++r) {
-              const float4 q = sh.q[(at / 4 + i) * R + r];
-#pragma unroll
-              for (int c = 0; c < 2; ++c)
-                b[c][r] = __fmaf_rn(q.w, x[c][3], __fmaf_rn(q.z, x[c][2], __fmaf_rn(q.y, x[c][1], __fmaf_rn(q.x, x[c][0], b[c][r]))));
-            }
-          }
-#pragma unroll
-          for (int r = 0; r < R; ++r)
-#pragma unroll
-            for (int c = 0; c < 2; ++c) pair[c][r] = block ? __fadd_rn(pair[c][r], b[c][r]) : b[c][r];
-        }
-#pragma unroll
-        for (int r = 0; r < R; ++r)
-#pragma unroll
-          for (int c = 0; c < 2; ++c) s[c][r] = half ? __fadd_rn(s[c][r], pair[c][r]) : pair[c][r];
+          for (int r = 0; r < H; ++r) s[c][r] = block ? __fadd_rn(s[c][r], b[c][r]) : b[c][r];
       }
-      // Sums of 64 dims: (0 + 1) + (2 + 3). The sum of two lies where this lane's weights will.
-      float* one = sh.partial + tid;
-      float* two = sh.e + (warp * kChunk + lane) * R;
 #pragma unroll
-      for (int c = 0; c < 2; ++c)
+      for (int c = 0; c < 4; ++c)
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
+        for (int r = 0; r < H; ++r) {
           float& x = s[c][r];
-          float& single = one[(c * R + r) * kFp32Threads];
-          float& couple = two[c * 32 * R + r];
-          if (d & 64) {
-            x = __fadd_rn(single, x);
-            if (d & 128) x = __fadd_rn(couple, x);
-            else if (D > 128) couple = x;
-          } else if (D > 64) {
-            single = x;
+          float& of_32 = sh.partial[(c * H + r) * kFp32Threads + tid];
+          float& of_64 = sh.partial[(2 * R + c * H + r) * kFp32Threads + tid];
+          float& of_128 = e[16 * c * R + r];
+          if (!(d & 32)) {
+            of_32 = x;
+          } else {
+            x = __fadd_rn(of_32, x);
+            if (D > 64) {
+              if (!(d & 64)) {
+                of_64 = x;
+              } else {
+                x = __fadd_rn(of_64, x);
+                if (D > 128) {
+                  if (!(d & 128)) of_128 = x;
+                  else x = __fadd_rn(of_128, x);
+                }
+              }
+            }
           }
         }
     }
@@ -188,59 +197,65 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
       physical[c] = query.physical(p, cell[c]);
     }
 
-    // The chunk's maxima; lane r keeps row r's.
+    forget();
+    // The chunk's maxima; the lane of column r keeps those of row half * H + r.
     float top = kMinusInf;
-    bool finite = true;
+    bool seen[4];
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      finite &= (!visible[0] || is_finite(s[0][r])) && (!visible[1] || is_finite(s[1][r]));
-      const float x = warp_max(fmaxf(visible[0] ? rintf(s[0][r]) : kMinusInf, visible[1] ? rintf(s[1][r]) : kMinusInf));
-      if (lane == r) top = x;
+    for (int c = 0; c < 4; ++c) seen[c] = visible[c >> 1] >> (column + 16 * (c & 1)) & 1;
+#pragma unroll
+    for (int r = 0; r < H; ++r) {
+      float x = kMinusInf;
+      bool finite = true;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        finite &= !seen[c] || is_finite(s[c][r]);
+        x = fmaxf(x, seen[c] ? rintf(s[c][r]) : kMinusInf);
+      }
+      if (!finite) atomicOr(sh.bad + half * H + r, 2);
+#pragma unroll
+      for (int o = 8; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
+      if (column == r) top = x;
     }
-    if (!finite)
-#pragma unroll
-      for (int r = 0; r < R; ++r)
-        if ((visible[0] && !is_finite(s[0][r])) || (visible[1] && !is_finite(s[1][r]))) atomicOr(sh.bad + r, 2);
-    if (lane < R) sh.top[warp * 16 + lane] = top;
+    const int own = half * H + min(column, H - 1);
+    if (column < H) sh.top[warp * 16 + own] = top;
     __syncthreads();
-    const float m0 = fmaxf(m, sh.top[lane & 15]), m1 = fmaxf(m0, sh.top[16 + (lane & 15)]), here = warp ? m1 : m0;
+    const float m0 = fmaxf(m, sh.top[own]), m1 = fmaxf(m0, sh.top[16 + own]), here = warp ? m1 : m0;
     const float alpha = shift(1.0f, warp ? __fsub_rn(m0, m1) : __fsub_rn(m, m0));  // 0 also where both are -inf
     m = m1;
     float total = 0.0f;
+    e = sh.e + (warp * kChunk + column) * R + half * H;
 #pragma unroll
-    for (int r0 = 0; r0 < R; r0 += 4) {
-      float e[2][4];
+    for (int r0 = 0; r0 < H; r0 += 2) {
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const float anchor = __shfl_sync(~0u, here, r0 + r);
+      for (int r = r0; r < r0 + 2; ++r) {
+        const float anchor = __shfl_sync(~0u, here, (lane & 16) + r);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const float x = s[c][r0 + r], n = rintf(x);
-          e[c][r] = visible[c] ? shift(A::poly(__fsub_rn(x, n)), __fsub_rn(n, anchor)) : 0.0f;
+        for (int c = 0; c < 4; ++c) {
+          const float x = s[c][r], n = rintf(x);
+          s[c][r] = seen[c] ? shift(A::poly(__fsub_rn(x, n)), __fsub_rn(n, anchor)) : 0.0f;
         }
-        float sum = __fadd_rn(e[0][r], e[1][r]);
-        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 16));
+        float sum = __fadd_rn(__fadd_rn(s[0][r], s[2][r]), __fadd_rn(s[1][r], s[3][r]));
         sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 8));
         sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
         sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
         sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 4));
-        if (lane == r0 + r) total = sum;
+        if (column == r) total = sum;
       }
 #pragma unroll
-      for (int c = 0; c < 2; ++c)
-        *reinterpret_cast<float4*>(sh.e + (warp * kChunk + c * 32 + lane) * R + r0) = make_float4(e[c][0], e[c][1], e[c][2], e[c][3]);
+      for (int c = 0; c < 4; ++c) *reinterpret_cast<float2*>(e + 16 * c * R + r0) = make_float2(s[c][r0], s[c][r0 + 1]);
     }
-    if (lane < R) {
-      sh.sum[warp * 16 + lane] = total;
-      sh.alpha[warp * 16 + lane] = alpha;
+    if (column < H) {
+      sh.sum[warp * 16 + own] = total;
+      sh.alpha[warp * 16 + own] = alpha;
     }
     __syncthreads();
-    l = __fmaf_rn(l, sh.alpha[lane & 15], sh.sum[lane & 15]);
-    l = __fmaf_rn(l, sh.alpha[16 + (lane & 15)], sh.sum[16 + (lane & 15)]);
+    l = __fmaf_rn(l, sh.alpha[own], sh.sum[own]);
+    l = __fmaf_rn(l, sh.alpha[16 + own], sh.sum[16 + own]);
 
     // The weighted values.
-    const int8_t* v = sh.from->v + quad * 4;
-    const float* v_scale = sh.v_scale + (quad * 4 >> group_log2);
+    const int8_t* v = sh.from->v + quad() * 4;
+    const float* v_scale = sh.v_scale + (quad() * 4 >> group_log2);
 #pragma unroll 1
     for (int chunk = 0; chunk < 2; ++chunk) {
       const int n = min(count - start - chunk * kChunk, kChunk);
@@ -258,7 +273,7 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
           const float scale = v_scale[slot * groups];
           float y[4], e[kRows];
           dequantize(y, word[j], scale, __fmul_rn(kMinusBias, scale));
-          const float* from = sh.e + slot * R + first_row;
+          const float* from = sh.e + slot * R + first_row();
           if constexpr (kRows % 4 == 0) {
 #pragma unroll
             for (int r = 0; r < kRows; r += 4) {
@@ -277,7 +292,7 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const float scale = sh.alpha[chunk * 16 + first_row + r];
+        const float scale = sh.alpha[chunk * 16 + first_row() + r];
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[r][i] = __fmaf_rn(acc[r][i], scale, x[r][i]);
       }
@@ -286,27 +301,27 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
   }
 
   __syncthreads();
-  if (tid < rows) {
-    const int bad = sh.bad[tid];
+  if (warp == 0 && column < H && half * H + column < rows) {
+    const int row = half * H + column, bad = sh.bad[row];
     float total = 0.0f, lse = kMinusInf;
     if (m != kMinusInf || bad & 2) {
       total = bad ? __int_as_float(kNaNBits) : l;
       lse = bad ? __int_as_float(kNaNBits) : A::lse(m, l);
     }
-    sh.row[tid] = total;
-    if (p.lse) p.lse[query.index * p.lse_stride + query.kv * rows + tid] = lse;
+    sh.row[row] = total;
+    if (p.lse) p.lse[query.index * p.lse_stride + query.kv * rows + row] = lse;
   }
   __syncthreads();
   with_dtype(p, [&](auto dtype) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int row = first_row + r;
+      const int row = first_row() + r;
       if (row >= rows) break;
       const float total = sh.row[row];
       float x[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[i] = total > 0.0f ? __fadd_rn(__fdiv_rn(acc[r][i], total), 0.0f) : total;
-      store_out4<decltype(dtype)::value>(p, query.index * p.out_stride + (query.kv * rows + row) * p.out_head_stride + quad * 4, x);
+      store_out4<decltype(dtype)::value>(p, query.index * p.out_stride + (query.kv * rows + row) * p.out_head_stride + quad() * 4, x);
     }
   });
 }
@@ -316,8 +331,14 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
 
 using strata_pa::cuda::Params;
 
+// Blocks per processor: what registers allow without a spill, where shared memory allows more than four.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int kMostBlocks = 6;
+#else
+constexpr int kMostBlocks = 4;
+#endif
 template <int D, int R>
-constexpr int kBlocks = D * R >= 256 * 12 ? 4 : 5;  // per processor: as many as registers allow without a spill
+constexpr int kBlocks = R == 16 ? 4 : D * R == 256 * 12 ? kMostBlocks : 6;
 
 #define STRATA_PA_FP32(D, R) \
   extern "C" __global__ void __launch_bounds__(64, kBlocks<D, R>) strata_fp32_d##D##_r##R(const __grid_constant__ Params p) { strata_pa::cuda::fp32_kernel<D, R>(p); }

@@ -107,6 +107,7 @@ __device__ __forceinline__ void imma_kernel(const Params& p) {
       sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
       sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
       sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 4));
+      __syncwarp();
       if (asked < b.rows) {
         *reinterpret_cast<float4*>(b.e + row * S + 4 * run) = make_float4(s[0], s[1], s[2], s[3]);
         if (run == 0) {
@@ -124,28 +125,31 @@ __device__ __forceinline__ void imma_kernel(const Params& p) {
 #pragma unroll
     for (int own = 0; own < Block::kOwn; ++own) {
       const WeightDigits w(b.e, b.v_scale + b.group(own) * S, S, b.g, b.t);
-      const int magic[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
+      const int magic[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits}, zero[4] = {0, 0, 0, 0};
 #pragma unroll
       for (int u = own * (4 / Block::kOwn); u < (own + 1) * (4 / Block::kOwn); ++u) {
         uint32_t v[4];  // entries 2t, 2t + 1 of the four eights, dims 2g, 2g + 1 of sixteen
-        ldmatrix_transposed(v, b.v_tile() + SwizzledTile::at(b.lane, u));
+        // Never true, but it makes tile u wait for the sums of tile u - 2: all eight at once would not fit the registers.
+        const bool wait = u >= 2 && __float_as_int(acc[u >= 2 ? u - 2 : 0][1][3]) == 0x7f812345;
+        ldmatrix_transposed(v, b.v_tile() + SwizzledTile::at(b.lane, u) + (wait ? 1024 : 0));
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           const uint32_t selector = odd ? 0x7531 : 0x6420, b0 = byte_permute(v[0], v[1], selector), b1 = byte_permute(v[2], v[3], selector);
           int h[4], l[4], m[4];
+          mma_s8s8(l, w.l, b0, b1, zero);
+          mma_u8s8(m, w.m, b0, b1, zero);
           mma_s8s8(h, w.h, b0, b1, magic);
-          mma_s8s8(l, w.l, b0, b1, magic);
-          mma_u8s8(m, w.m, b0, b1, magic);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             float& a = acc[u][c >> 1][2 * (c & 1) + odd];
-            a = __fmaf_rn(a, alpha[c >> 1], __fmul_rn(join_magic(h[c], l[c], m[c]), w.unit[c >> 1]));
+            a = __fmaf_rn(a, alpha[c >> 1], __fmul_rn(join_half_magic(h[c], l[c] * 256 + m[c]), w.unit[c >> 1]));
           }
         }
       }
     }
     __syncwarp();
     b.forget();
+    if (__float_as_int(acc[3][1][3]) == 0x7f812345) __trap();  // never: the last tile's sums, too, come before what follows
     b.issue_v(start + 32);
   }
 
@@ -162,22 +166,15 @@ __device__ __forceinline__ void imma_kernel(const Params& p) {
     if (p.lse) p.lse[b.from->query.index * p.lse_stride + b.from->query.kv * b.rows + row] = lse;
   }
   __syncthreads();
-  with_dtype(p, [&](auto dtype) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = b.g + 8 * r;
-      if (row >= b.rows) break;
-      const float factor = b.alpha[row];
-      const int64_t at = b.from->query.index * p.out_stride + (b.from->query.kv * b.rows + row) * p.out_head_stride + b.warp * 64 + b.t * 4;
+  for (int r = 0; r < 2; ++r) {
+    const float factor = b.alpha[b.g + 8 * r];
 #pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        float x[4];
+    for (int u = 0; u < 4; ++u)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = factor != factor ? factor : __fadd_rn(__fmul_rn(acc[u][r][i], factor), 0.0f);
-        store_out4<decltype(dtype)::value>(p, at + u * 16, x);
-      }
-    }
-  });
+      for (int i = 0; i < 4; ++i) acc[u][r][i] = factor != factor ? factor : __fadd_rn(__fmul_rn(acc[u][r][i], factor), 0.0f);
+  }
+  b.store_out(acc);
 }
 #endif
 
@@ -191,7 +188,7 @@ constexpr int kMostWarps = 16;
 #else
 constexpr int kMostWarps = 12;
 #endif
-constexpr int warps(int dim, int group) { return dim == 256 && group == 64 ? kMostWarps : 12; }
+constexpr int warps(int dim, int group) { return dim == 256 && group == 64 ? kMostWarps : group == 32 ? 8 : 12; }
 
 #ifdef STRATA_PA_SM80
 #define STRATA_PA_BODY(D, G) strata_pa::cuda::imma_kernel<D, G>(p)

@@ -93,12 +93,12 @@ constexpr uint32_t kScoreRow = 36, kSplitRow = 40;  // floats of a row of 32 sco
 constexpr uint32_t split() { return 2 * 4 * 32 * kTileRow + (4 * 12 + 16) * kSplitRow * 4 + 2 * 32 * 8 + 2 * 4 * 32 * 4 + 4 * 16 * 4 + kSources; }
 
 // imma, exact: K and V tiles, partial scores [partials][16] and e [16], k_scale and v_scale [groups], entries' places [2][32], q's tops
-// [16][D / 32] and factors [16][groups], five words per row, masks, Sources. Partials: one array per group, or two per warp
+// [16][D / 32] and factors [16][groups], five words per row, feeders, masks, Sources. Partials: one array per group, or two per warp
 // where a group spans several warps.
 constexpr uint32_t partials(uint32_t dim, uint32_t group) { return group <= 64 ? dim / group : 2 * (dim / 64); }
 constexpr uint32_t digits(uint32_t dim, uint32_t group) {
   return 2 * (dim / 64) * 32 * 64 + (partials(dim, group) + 1) * 16 * kScoreRow * 4 +
-         2 * (dim / group) * kScoreRow * 4 + 2 * 32 * 8 + (16 * (dim / 32) + 16 * (dim / group)) * 4 + 5 * 16 * 4 + 4 * 4 + kSources;
+         2 * (dim / group) * kScoreRow * 4 + 2 * 32 * 8 + (16 * (dim / 32) + 16 * (dim / group)) * 4 + 5 * 16 * 4 + 32 * 12 + 4 * 4 + kSources;
 }
 // exact adds 64-bit sums where a list is too long for 32-bit planes.
 constexpr uint32_t kPlaneEntries = 65536;
@@ -106,9 +106,10 @@ constexpr uint32_t exact(uint32_t dim, uint32_t group, int64_t max_entries) {
   return digits(dim, group) + (max_entries > kPlaneEntries ? 16 * dim * 8 : 0);
 }
 
-// fp32: q [dim][rows], weights [128][rows], partial scores [2 rows][64], places [128], eight words per row, Sources, v_scale [128].
+// fp32: q [dim][rows], weights [128][rows], partial scores [4 rows][64], places in k and v [128], eight words per row, Sources, k_scale and
+// v_scale [128][groups].
 constexpr uint32_t fp32(uint32_t dim, uint32_t group, uint32_t rows) {
-  return dim * rows * 4 + 128 * rows * 4 + 2 * rows * 64 * 4 + 128 * 8 + 8 * 16 * 4 + kSources + 128 * (dim / group) * 4;
+  return dim * rows * 4 + 128 * rows * 4 + 4 * rows * 64 * 4 + 2 * 128 * 8 + 8 * 16 * 4 + kSources + 2 * 128 * (dim / group) * 4;
 }
 }  // namespace shared
 

@@ -106,7 +106,7 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
   constexpr int S = shared::kSplitRow;
   extern __shared__ __align__(16) unsigned char raw_shared[];
   const SplitShared sh(raw_shared);
-  const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+  int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
   if (tid == 0) *sh.from = Sources(p, Query(p));
   __syncthreads();
   const Query& query = sh.from->query;
@@ -176,9 +176,12 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
   float acc[8][4];
 #pragma unroll
   for (int j = 0; j < 8; ++j) acc[j][0] = acc[j][1] = acc[j][2] = acc[j][3] = 0.0f;
-  const int row = tid >> 3, run = tid & 7;  // softmax: a row and its run of four entries
-
   for (int start = begin; start < count; start += 32) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    // Computes the thread's places in shared memory anew: kept through the loop, all of them, they cost more registers than there are.
+    asm volatile("" : "+r"(tid));
+    lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+#endif
     // scores of this warp's dims
     k_copy.template land<1>(k_tile, lane);
     k_scale[lane] = half_to_float(ks);
@@ -209,7 +212,8 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
     k_copy.commit();
     ks = load_scale(sh.from->k_scale, p.k_scale_stride, next[lane], warp);
 
-    if (warp < 3) {  // 12 rows x 8 threads
+    if (warp < 3) {  // 12 rows x 8 threads, each a run of four entries
+      const int row = tid >> 3, run = tid & 7;
       const float* from = sh.partial + row * S + run * 4;
       float x[4], y[4][4];
 #pragma unroll
@@ -240,6 +244,7 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
       sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 4));
       float alpha = m == kMinusInf ? 0.0f : exp2_hardware(__fsub_rn(m, m_new));
       *reinterpret_cast<float4*>(sh.e + row * S + run * 4) = make_float4(e[0], e[1], e[2], e[3]);
+      __syncwarp();
       if (run == 0) {
         sh.row[row] = alpha;
         sh.state[row] = make_float2(m_new, __fmaf_rn(sh.state[row].y, alpha, sum));
@@ -303,7 +308,8 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
   }
 
   __syncthreads();
-  if (warp < 3 && run == 0) {
+  if (tid < kSplitRows) {
+    const int row = tid;
     const float m = sh.state[row].x, l = sh.state[row].y;
     sh.row[row] = l == 0.0f ? 0.0f : divide_ordinary(1.0f, l);
     if (p.lse) p.lse[query.index * p.lse_stride + query.kv * kSplitRows + row] = l == 0.0f ? kMinusInf : A::lse(m, l);
