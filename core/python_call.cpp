@@ -4,7 +4,6 @@
 
 #include "core/cuda_device.h"
 #include "core/errors.h"
-#include "core/python_stream.h"
 #include "core/run.h"
 
 namespace py = pybind11;
@@ -33,16 +32,19 @@ Problem::Pool PagedView::pool(const ArrayView& a) const {
 }
 
 PagedView view_paged(py::handle k, py::handle v, py::handle k_scale, py::handle v_scale, py::handle page_table, py::handle layout,
-                     int64_t stream) {
+                     const CallStream* stream) {
   std::string name = to_string(layout, "layout");
   if (name != "HND" && name != "NHD") throw InvalidInput(text("layout must be 'HND' or 'NHD', got '", name, "'"));
+  auto view = [stream](py::handle object, const std::string& array, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims) {
+    return view_array(object, array, dtypes, ndims, Innermost::kContiguous, stream ? stream->for_array(object) : kNoStream);
+  };
   PagedView c;
   c.nhd = name == "NHD";
-  c.k = view_array(k, "k", {"int8"}, {4}, Innermost::kContiguous, stream);
-  c.v = view_array(v, "v", {"int8"}, {4}, Innermost::kContiguous, stream);
-  c.k_scale = view_array(k_scale, "k_scale", {"float16"}, {4}, Innermost::kContiguous, stream);
-  c.v_scale = view_array(v_scale, "v_scale", {"float16"}, {4}, Innermost::kContiguous, stream);
-  c.page_table = view_array(page_table, "page_table", {"int32"}, {1, 2}, Innermost::kContiguous, stream);
+  c.k = view(k, "k", {"int8"}, {4});
+  c.v = view(v, "v", {"int8"}, {4});
+  c.k_scale = view(k_scale, "k_scale", {"float16"}, {4});
+  c.v_scale = view(v_scale, "v_scale", {"float16"}, {4});
+  c.page_table = view(page_table, "page_table", {"int32"}, {1, 2});
   c.pages = c.k.shape[0];
   c.n_kv = c.k.shape[c.nhd ? 2 : 1];
   c.page_size = c.k.shape[c.nhd ? 1 : 2];
@@ -63,7 +65,7 @@ PagedView view_paged(py::handle k, py::handle v, py::handle k_scale, py::handle 
 
 ArrayView Call::view(py::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
                      Innermost innermost) const {
-  return view_array(object, name, dtypes, ndims, innermost, dlpack_stream(stream_));
+  return view_array(object, name, dtypes, ndims, innermost, stream_.for_array(object));
 }
 
 Call::Call(const CallArguments& a) : environment_(read_environment()) {
@@ -78,7 +80,7 @@ Call::Call(const CallArguments& a) : environment_(read_environment()) {
   p_.q_stride = q.strides[0], p_.q_head_stride = q.strides[1];
   p_.device = q.device;
 
-  PagedView kv = view_paged(a.k, a.v, a.k_scale, a.v_scale, a.page_table, a.layout, dlpack_stream(stream_));
+  PagedView kv = view_paged(a.k, a.v, a.k_scale, a.v_scale, a.page_table, a.layout, &stream_);
   if (kv.head_dim != p_.head_dim) throw InvalidInput(text("q's head_dim is ", p_.head_dim, ", the cache's is ", kv.head_dim));
   p_.k = static_cast<const int8_t*>(kv.k.data), p_.k_stride = kv.pool(kv.k);
   p_.v = static_cast<const int8_t*>(kv.v.data), p_.v_stride = kv.pool(kv.v);
@@ -170,15 +172,15 @@ void Call::set_device(const CallArguments& a) {
 
 void Call::wait_for_producers(const std::vector<ArrayView>& views) const {
   for (const ArrayView& view : views)
-    if (view.producer_stream && dlpack_stream(*view.producer_stream) != dlpack_stream(stream_))
-      cuda::order(*device_.card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream_));
+    if (view.producer_stream && dlpack_stream(*view.producer_stream) != dlpack_stream(stream_.address))
+      cuda::order(*device_.card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream_.address));
 }
 
 void Call::synchronize() const {
   if (!device_.card) return;
   py::gil_scoped_release release;
   cuda::Current current(*device_.card);
-  device_.card->driver(device_.card->driver.synchronize, reinterpret_cast<void*>(stream_));
+  device_.card->driver(device_.card->driver.synchronize, reinterpret_cast<void*>(stream_.address));
 }
 
 const Plan& Call::plan() {
@@ -219,7 +221,7 @@ const Plan& Call::run(py::object out, py::object lse, bool fresh) {
   plan();
   bind_output(out, lse, fresh);
   Launch launch;
-  launch.stream = reinterpret_cast<void*>(stream_);
+  launch.stream = reinterpret_cast<void*>(stream_.address);
   run_step(launch);
   return *plan_;
 }

@@ -10,6 +10,7 @@
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/python_arrays.h"
+#include "core/python_stream.h"
 #include "core/switches.h"
 
 namespace strata_pa {
@@ -22,7 +23,7 @@ struct PagedView {
   bool nhd;
 };
 PagedView view_paged(pybind11::handle k, pybind11::handle v, pybind11::handle k_scale, pybind11::handle v_scale, pybind11::handle page_table,
-                     pybind11::handle layout, int64_t stream = kNoStream);
+                     pybind11::handle layout, const CallStream* stream = nullptr);
 
 struct CallArguments {
   pybind11::object q, k, v, k_scale, v_scale, page_table, layout, ids, widths, granularity, kv_len, cu_seqlens_q, causal, window_left, sm_scale,
@@ -62,7 +63,7 @@ class Call {
   Environment environment_;
   std::optional<std::string> kernel_;
   std::optional<Plan> plan_;
-  int64_t stream_ = 0;  // GPU
+  CallStream stream_;  // GPU
   std::vector<int32_t> cu_seqlens_q_, kv_len_;
   std::vector<ArrayView> views_;  // keep the memory
 };

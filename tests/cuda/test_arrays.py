@@ -293,6 +293,18 @@ def test_dlpack(driver, kind, stream, named):
     assert (launch.ordinal, launch.stream) == (1, stream or 0)
 
 
+def test_arrays_on_their_own_current_stream_need_no_order(driver, monkeypatch):
+    driver(90)
+    tensor = type("Tensor", (Exporter,), {})
+    library(monkeypatch, "torch", Tensor=tensor, cuda=SimpleNamespace(current_stream=lambda ordinal: SimpleNamespace(cuda_stream=0xA0)))
+    arrays = {"q": tensor((3, 24, 256), np.float32), "k": tensor((6, 2, 4, 256), np.int8), "v": Exporter((6, 2, 4, 256), np.int8)}
+    q, kv, out = birth(**arrays)
+    run(q, kv, out)
+    assert [a.streams[-1] for a in arrays.values()] == [-1, -1, 0xA0]
+    run(q, kv, out, stream=0xA0)
+    assert [a.streams[-1] for a in arrays.values()] == [0xA0] * 3
+
+
 def test_jax_arrays_are_exported_without_a_stream(driver, monkeypatch):
     driver(90)
     array = type("ArrayImpl", (Exporter,), {"__module__": "jaxlib._jax"})((3, 24, 256), np.float32)
