@@ -18,7 +18,8 @@ def support_region() -> str:
     """Where each row of the kernel table runs, and what problems it serves."""
     where, serves = [], {}
     for k in strata_pa.kernels():
-        built, chosen = "yes" if k["built"] else "not yet", "when switched on" if k["opt_in"] else "by default"
+        # A build may leave CUDA out; the version has it.
+        built, chosen = "yes" if k["built"] or k["backend"] == "cuda" else "not yet", "when switched on" if k["opt_in"] else "by default"
         where.append([f"`{k['name']}`", k["needs"], built, chosen, "the same everywhere" if k["portable"] else "one vendor's"])
         least, most = k["heads_per_kv"]
         heads = str(least) if least == most else f"{least} to {most}"

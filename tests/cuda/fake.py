@@ -12,6 +12,12 @@ from numpy.lib.stride_tricks import as_strided
 import strata_pa
 
 DRIVER = "STRATA_PA_CUDA_DRIVER"
+
+# The architectures that have cubins, and whether this build was narrowed to some of them (STRATA_PA_CUDA_ARCHS).
+LISTED = (75, 80, 86, 89, 90, 100, 103, 120)
+BUILT = tuple(int(a[3:]) for a in strata_pa.build_info()["cuda_archs"] if a.startswith("sm_"))
+NARROWED = BUILT != LISTED
+
 _copies = itertools.count()
 
 # What the cards of the tests allow a block, by compute capability (CUDA's documentation); others: as the newest.
