@@ -262,11 +262,19 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
       float x[kRows][4];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) x[r][0] = x[r][1] = x[r][2] = x[r][3] = 0.0f;
+      const int64_t* const v_at = sh.v_at + chunk * kChunk;
+      uint32_t next[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) next[j] = __ldg(reinterpret_cast<const uint32_t*>(v + v_at[j]));
 #pragma unroll 1
       for (int j0 = 0; j0 < n; j0 += 4) {  // what lies past n is masked
         uint32_t word[4];
+        const int ahead = (j0 + 4) & (kChunk - 1);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) word[j] = __ldg(reinterpret_cast<const uint32_t*>(v + sh.v_at[chunk * kChunk + j0 + j]));
+        for (int j = 0; j < 4; ++j) {
+          word[j] = next[j];
+          next[j] = __ldg(reinterpret_cast<const uint32_t*>(v + v_at[ahead + j]));
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int slot = chunk * kChunk + j0 + j;

@@ -83,17 +83,17 @@ __device__ __forceinline__ void imma_kernel(const Params& p) {
       const int first = b.warp * 4 + step * (Block::kThreads / 8), run = b.lane & 7;
       if (first >= b.rows) break;
       const int asked = first + (b.lane >> 3), row = min(asked, b.rows - 1);
-      float s[4], top = kMinusInf;
-      bool finite = true;
+      const uint32_t shown = mask >> run;
+      float s[4], top = kMinusInf, check = 0.0f;
       b.scores(s, row, run);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // entry run + 8 i
-        const bool visible = mask >> (run + 8 * i) & 1;
-        finite &= !visible || is_finite(s[i]);
-        if (!visible) s[i] = kMinusInf;
+        const bool visible = shown & 1u << 8 * i;
+        check = __fmaf_rn(visible ? s[i] : 0.0f, 0.0f, check);  // NaN from the first score on that is not finite
+        s[i] = visible ? s[i] : kMinusInf;
         top = fmaxf(top, s[i]);
       }
-      if (!finite) atomicOr(b.bad + row, 2);
+      if (check != 0.0f) atomicOr(b.bad + row, 2);
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));

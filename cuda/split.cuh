@@ -11,7 +11,7 @@
 namespace strata_pa {
 namespace cuda {
 
-constexpr int kSplitRows = 12, kSplitDim = 256;
+constexpr int kSplitRows = 12;
 
 // Exact binary16 of two signed codes: the bytes `selector` of `word`, whose sign bits are flipped already, above 0x64: 1024 + (code + 128).
 __device__ __forceinline__ uint32_t codes_to_half2(uint32_t word, uint32_t selector) {
@@ -189,20 +189,25 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
     {
       float* partial = sh.partial + warp * kSplitRows * S;
       const uint32_t selector = t & 1 ? 0x4342 : 0x4140;
+      float c[4][4];  // four tiles side by side: the sums of one are a chain
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
+#pragma unroll
+      for (int s = 0; s < 4; ++s)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const unsigned char* cell = k_tile + (i * 8 + g) * shared::kTileRow + (t >> 1) * 4 + s * 16;
+          uint32_t low = *reinterpret_cast<const uint32_t*>(cell) ^ 0x80808080;
+          uint32_t high = *reinterpret_cast<const uint32_t*>(cell + 8) ^ 0x80808080;
+          Mma::step(c[i], q_hi[s], q_lo[s], codes_to_half2(low, selector), codes_to_half2(high, selector));
+        }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        const unsigned char* cell = k_tile + (i * 8 + g) * shared::kTileRow + (t >> 1) * 4;
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          uint32_t low = *reinterpret_cast<const uint32_t*>(cell + s * 16) ^ 0x80808080;
-          uint32_t high = *reinterpret_cast<const uint32_t*>(cell + s * 16 + 8) ^ 0x80808080;
-          Mma::step(c, q_hi[s], q_lo[s], codes_to_half2(low, selector), codes_to_half2(high, selector));
-        }
-        float2 scale = *reinterpret_cast<const float2*>(k_scale + i * 8 + 2 * t);
-        *reinterpret_cast<float2*>(partial + g * S + i * 8 + 2 * t) = make_float2(__fmul_rn(c[0], scale.x), __fmul_rn(c[1], scale.y));
+        const int at = i * 8 + 2 * t;
+        float2 scale = *reinterpret_cast<const float2*>(k_scale + at);
+        *reinterpret_cast<float2*>(partial + g * S + at) = make_float2(__fmul_rn(c[i][0], scale.x), __fmul_rn(c[i][1], scale.y));
         if (g < kSplitRows - 8)
-          *reinterpret_cast<float2*>(partial + (g + 8) * S + i * 8 + 2 * t) = make_float2(__fmul_rn(c[2], scale.x), __fmul_rn(c[3], scale.y));
+          *reinterpret_cast<float2*>(partial + (g + 8) * S + at) = make_float2(__fmul_rn(c[i][2], scale.x), __fmul_rn(c[i][3], scale.y));
       }
     }
     __syncthreads();
@@ -257,7 +262,7 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
     const float down = __fmul_rn(top, 1.0f / 16384.0f);
     __syncthreads();
 
-    // the weighted sum of this warp's dims: column n of tile j is dim 8 n + j
+    // the weighted sum of this warp's dims: column n of tile 4 h + i is dim 32 h + 4 n + i
     v_copy.template land<1>(v_tile, lane);
     {
       uint32_t hi[2][4], lo[2][4];
@@ -280,24 +285,29 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
         for (int s = 0; s < 2; ++s)
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const unsigned char* cell = v_tile + (s * 16 + h * 8 + 2 * t) * shared::kTileRow + g * 8 + half * 4;
+            const unsigned char* cell = v_tile + (s * 16 + h * 8 + 2 * t) * shared::kTileRow + half * 32 + g * 4;
             uint32_t a = *reinterpret_cast<const uint32_t*>(cell) ^ 0x80808080;
             uint32_t b = *reinterpret_cast<const uint32_t*>(cell + shared::kTileRow) ^ 0x80808080;
             pair[s][h][0] = byte_permute(a, b, 0x5140);
             pair[s][h][1] = byte_permute(a, b, 0x7362);
           }
+        float c[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
+#pragma unroll
+        for (int s = 0; s < 2; ++s)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const uint32_t selector = i & 1 ? 0x4342 : 0x4140;
+            Mma::step(c[i], hi[s], lo[s], codes_to_half2(pair[s][0][i >> 1], selector), codes_to_half2(pair[s][1][i >> 1], selector));
+          }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const uint32_t selector = i & 1 ? 0x4342 : 0x4140;
-          float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-          for (int s = 0; s < 2; ++s)
-            Mma::step(c, hi[s], lo[s], codes_to_half2(pair[s][0][i >> 1], selector), codes_to_half2(pair[s][1][i >> 1], selector));
           float(&a)[4] = acc[half * 4 + i];
-          a[0] = __fmaf_rn(a[0], alpha0, __fmul_rn(c[0], down));
-          a[1] = __fmaf_rn(a[1], alpha0, __fmul_rn(c[1], down));
-          a[2] = __fmaf_rn(a[2], alpha1, __fmul_rn(c[2], down));
-          a[3] = __fmaf_rn(a[3], alpha1, __fmul_rn(c[3], down));
+          a[0] = __fmaf_rn(a[0], alpha0, __fmul_rn(c[i][0], down));
+          a[1] = __fmaf_rn(a[1], alpha0, __fmul_rn(c[i][1], down));
+          a[2] = __fmaf_rn(a[2], alpha1, __fmul_rn(c[i][2], down));
+          a[3] = __fmaf_rn(a[3], alpha1, __fmul_rn(c[i][3], down));
         }
       }
     }
@@ -320,7 +330,7 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
     for (int h = 0; h < 2; ++h) {
       if (g + 8 * h >= kSplitRows) break;
       float inverse = sh.row[g + 8 * h];
-      int64_t at = query.index * p.out_stride + (query.kv * kSplitRows + g + 8 * h) * p.out_head_stride + warp * 64 + t * 16;
+      int64_t at = query.index * p.out_stride + (query.kv * kSplitRows + g + 8 * h) * p.out_head_stride + warp * 64 + t * 8;
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -328,7 +338,7 @@ __device__ __forceinline__ void split_kernel(const Params& p) {
           float x[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) x[i] = inverse == 0.0f ? 0.0f : __fmul_rn(acc[j + i][2 * h + n], inverse);
-          store_out4<decltype(dtype)::value>(p, at + n * 8 + j, x);
+          store_out4<decltype(dtype)::value>(p, at + j * 8 + n * 4, x);
         }
     }
   });

@@ -149,6 +149,38 @@ class Checks:
         print("sweep", right, "of", count, flush=True)
         self.record["sweep"] = {"problems": count, "right": right}
 
+    def split(self, count=64):
+        """v1 and v2 over all that they serve, against float64; and their bytes in calls of a few rows, with shuffled pages, dense."""
+        worst, seeds = {}, range(count)
+        for seed, (want, want_lse) in sweep.answers(seeds, sweep.answer_birth):
+            p, layout, options, _ = sweep.problem(seed, birth=True)
+            bf = p["q"].dtype.itemsize == 2 and p["q"].dtype != np.float16
+            problem = Problem(self.k, {**p, "q": p["q"].view(np.uint16)} if bf else p, layout=layout, bfloat16=bf, **options)
+            for kernel in filter(self.has, ("v1", "v2")):
+                out, lse = problem.run(kernel)
+                out = out.view(p["q"].dtype).astype(np.float64)
+                bound = {4: 3e-6, 2: 4e-3 if bf else 5e-4}[p["q"].dtype.itemsize]
+                error = np.abs(out - want).max() / max(np.abs(want).max(), 1e-30)
+                seen = np.isfinite(want_lse)
+                lse_error = np.abs(lse[seen] - want_lse[seen]).max(initial=0.0)
+                self.note(error <= bound and lse_error < 1e-4 and (lse[~seen] == -np.inf).all(), f"{kernel} split {seed}: error {error:.2e}, lse {lse_error:.2e}")
+                if p["q"].dtype.itemsize == 4:
+                    worst[kernel] = max(worst.get(kernel, 0.0), float(error))
+            self.k.driver.free_all()
+        same = {}
+        for name in ("tiny", "widths", "causal600", "page17"):
+            p = inputs.make(name)
+            for kernel in filter(self.has, ("v1", "v2")):
+                whole = self.in_parts(p, kernel, 0)
+                others = [self.in_parts(p, kernel, 1), self.in_parts(p, kernel, 7), self.in_parts(shuffled(p), kernel, 0)]
+                if (p["widths"] == np.arange(p["kv_len"] - len(p["q"]), p["kv_len"]) + 1).all():
+                    others.append(self.in_parts({**p, "ids": None, "widths": None}, kernel, 0))
+                same[f"{kernel} {name}"] = all(np.array_equal(bits(whole), bits(x)) for x in others)
+                self.note(same[f"{kernel} {name}"], f"{kernel} {name}: other bytes in parts, with shuffled pages or dense")
+                self.k.driver.free_all()
+        print("split", worst, "of", count, same, flush=True)
+        self.record["v1 and v2 on random problems"] = {"problems": count, "max_rel_error": worst, "bytes in parts, shuffled, dense": same}
+
     def long_lists(self):
         """exact past the entries that its 32-bit planes hold, against the sums of the referee."""
         if not self.has("exact"):
@@ -199,6 +231,12 @@ class Checks:
             print(f"{kernel:6s}", "  ".join(f"{name} {x['ms']:.3f} ms {x['max_rel_error']:.1e}" for name, x in row.items()), flush=True)
         self.record["speed"] = table
 
+    def profile(self):
+        for name in ("32768/2048", "2100/256"):
+            problem = Problem(self.k, shape_problem(*SHAPES[name]))
+            for kernel in filter(self.has, ("fp32", "v2", "imma", "exact")):
+                problem.run(kernel)
+
     def tiny(self):
         for name in ("tiny", "widths"):
             p = inputs.make(name)
@@ -213,12 +251,13 @@ class Checks:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="sm_90")
-    parser.add_argument("--only", default="identity,division,portable,sweep,long_lists,speed")
+    parser.add_argument("--only", default="identity,division,portable,sweep,split,long_lists,speed")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--variant", default=".", help="a folder of other images in build/gpu_kernels")
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
-    kernels = Kernels(ROOT / "build/gpu_kernels", asked.arch)
+    kernels = Kernels(ROOT / "build/gpu_kernels" / asked.variant, asked.arch)
     checks = Checks(kernels)
     if asked.tiny:
         checks.tiny()

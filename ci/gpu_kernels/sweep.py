@@ -18,11 +18,11 @@ def bfloat16():
     return ml_dtypes.bfloat16
 
 
-def problem(seed):
-    """(arrays, layout, options of the referee and of Problem) of one seed."""
+def problem(seed, birth=False):
+    """(arrays, layout, options of the referee and of Problem, kind) of one seed; birth: ordinary numbers in the geometry 24 / 2 / 256 / 64."""
     r = np.random.default_rng(1000 + seed)
-    dim, group = GEOMETRIES[seed % len(GEOMETRIES)]
-    reps, n_kv = (12, 2) if seed % 5 == 0 else (int(r.integers(1, 17)), int(r.integers(1, 4)))
+    dim, group = (256, 64) if birth else GEOMETRIES[seed % len(GEOMETRIES)]
+    reps, n_kv = (12, 2) if birth or seed % 5 == 0 else (int(r.integers(1, 17)), int(r.integers(1, 4)))
     page_size = int(r.choice([1, 3, 4, 16, 17, 64]))
     n_seq = int(r.choice([1, 1, 1, 2, 3]))
     lengths = [int(r.choice([1, 31, 64, 65, 130, 257, 400])) for _ in range(n_seq)]
@@ -37,6 +37,7 @@ def problem(seed):
     k, v = (r.integers(-128, 128, (*shape, dim)).astype(np.int8) for _ in range(2))
     k_scale, v_scale = (r.uniform(0.002, 0.03, (*shape, dim // group)).astype(np.float16) for _ in range(2))
     kind = r.choice(["plain", "plain", "signs", "zeros", "large", "tiny", "mixed", "nan_q", "inf_scale", "overflow"])
+    kind = "plain" if birth else kind
     q = r.normal(0, 2, (n_q, reps * n_kv, dim)).astype(np.float32)
     if kind == "signs":
         k_scale *= r.choice([-1, 1], k_scale.shape).astype(np.float16)
@@ -101,6 +102,14 @@ def answer(seed):
         return {kernel: reference.portable(kernel, p["q"], kv, return_lse=True, **options) for kernel in KERNELS}
 
 
-def answers(seeds):
+def answer_birth(seed):
+    """In float64."""
+    from strata_pa import reference
+    p, layout, options, _ = problem(seed, birth=True)
+    kv = SimpleNamespace(**{x: p[x] for x in ("k", "v", "k_scale", "v_scale", "page_table")}, layout=layout)
+    return reference.attention_float64(p["q"], kv, return_lse=True, **options, **{x: p[x] for x in ("ids", "widths", "kv_len")})
+
+
+def answers(seeds, answer=answer):
     with concurrent.futures.ProcessPoolExecutor() as pool:
         yield from zip(seeds, pool.map(answer, seeds, chunksize=4))
