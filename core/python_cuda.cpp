@@ -22,7 +22,12 @@ class DeviceMemory {
     cuda::Current current(card_);
     card_.driver(card_.driver.allocate, &address_, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
   }
-  ~DeviceMemory() { free(); }
+  ~DeviceMemory() {
+    try {
+      free();
+    } catch (const Error&) {  // the driver is gone, and the memory with it
+    }
+  }
   DeviceMemory(const DeviceMemory&) = delete;
 
   void free() {
@@ -71,8 +76,11 @@ class DeviceTimer {
     for (cuda::Handle& event : events_) card_.driver(card_.driver.event_create, &event, unsigned{cuda::kEventDefault});
   }
   ~DeviceTimer() {
-    cuda::Current current(card_);
-    for (cuda::Handle event : events_) card_.driver.event_destroy.call(event);
+    try {
+      cuda::Current current(card_);
+      for (cuda::Handle event : events_) card_.driver.event_destroy.call(event);
+    } catch (const Error&) {  // as above
+    }
   }
   DeviceTimer(const DeviceTimer&) = delete;
 

@@ -1,4 +1,5 @@
-// Runs a plan. On the CPU the call blocks and needs no lock: any number of threads may run plans at once.
+// Runs a plan; any number of threads may run plans at once. On the CPU the call blocks. On a GPU it enqueues the work on launch.stream (an
+// address; null: the legacy default stream): pointers are the device's, and the device is the one of cuda_device(ordinal).
 #pragma once
 #include "core/plan.h"
 
