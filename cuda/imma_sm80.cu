@@ -188,7 +188,12 @@ constexpr int kMostWarps = 16;
 #else
 constexpr int kMostWarps = 12;
 #endif
-constexpr int warps(int dim, int group) { return dim == 256 && group == 64 ? kMostWarps : group == 32 ? 8 : 12; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1030
+constexpr bool kFewer = true;
+#else
+constexpr bool kFewer = false;
+#endif
+constexpr int warps(int dim, int group) { return dim == 256 && group == 64 ? kMostWarps : group == 32 || kFewer ? 8 : 12; }
 
 #ifdef STRATA_PA_SM80
 #define STRATA_PA_BODY(D, G) strata_pa::cuda::imma_kernel<D, G>(p)

@@ -1,0 +1,193 @@
+// The cells of exact's tiles: the union of the lists of neighbouring queries, each cell with a bit per query that sees it, and what a tile
+// needs of each: places of its codes, scales, level (docs/numerics.md, section 5). See tile_launch.h.
+#pragma once
+#include "common.cuh"
+#include "tile_launch.h"
+
+namespace strata_pa {
+namespace cuda {
+
+// The cells that a query may see.
+struct Span {
+  int first, last;
+  __device__ Span(const Params& p, int index) {
+    const int kv_len = p.seq[0].kv_len, pos = kv_len - p.seq[0].q_end + index;
+    last = p.causal && pos < kv_len ? pos : kv_len - 1;
+    first = p.window_left >= 0 && pos > p.window_left ? pos - p.window_left : 0;
+  }
+};
+
+constexpr int kBadCell = 16;     // bit of a level's word beside the mask: a scale is not finite
+constexpr int kNoLevel = -128;   // below every anchor
+constexpr int kMaskShift = 28;   // of a cell in a list that is being made
+
+// V's cells lie so that the MMA fragments of V (transposed by ldmatrix) and of the weights agree.
+__device__ __forceinline__ int v_row(int position) {
+  return (position & ~15) + (position >> 1 & 1) * 8 + (position >> 2 & 3) * 2 + (position & 1);
+}
+
+__device__ __forceinline__ uint2 load_scales4(const uint16_t* at) {
+  if ((reinterpret_cast<uintptr_t>(at) & 7) == 0) return __ldg(reinterpret_cast<const uint2*>(at));
+  return make_uint2(__ldg(at) | __ldg(at + 1) << 16, __ldg(at + 2) | __ldg(at + 3) << 16);
+}
+__device__ __forceinline__ bool any_not_finite(uint2 h) {
+  auto pair = [](uint32_t x) { return (x & 0x7c00u) == 0x7c00u || (x & 0x7c000000u) == 0x7c000000u; };
+  return pair(h.x) || pair(h.y);
+}
+
+// Physical page of a cell, -1 where it is masked.
+__device__ __forceinline__ int page_of(const Params& p, int cell) {
+  if (cell < 0) return -1;
+  const int page = p.page_shift < 0 ? cell : static_cast<int>(__umulhi(static_cast<uint32_t>(cell), p.page_magic) >> p.page_shift);
+  const int physical = page < p.max_pages ? __ldg(p.page_table + page) : -1;
+  return static_cast<uint32_t>(physical) < static_cast<uint32_t>(p.pages) ? physical : -1;
+}
+
+// Writes N cells' parts of their records: entries i, i + step, ... below `end`.
+template <int N>
+__device__ __forceinline__ void write_cells(const Params& p, int kv, unsigned char* records, int i, int step, int end, const int (&cell)[N], const int (&mask)[N]) {
+  int page[N];
+  Place at[N];
+  uint2 ks[N], vs[N];
+#pragma unroll
+  for (int u = 0; u < N; ++u) page[u] = page_of(p, cell[u]);
+#pragma unroll
+  for (int u = 0; u < N; ++u) {
+    const int logical = p.page_shift < 0 ? cell[u] : static_cast<int>(__umulhi(static_cast<uint32_t>(cell[u]), p.page_magic) >> p.page_shift);
+    at[u] = page[u] >= 0 ? Place{page[u], cell[u] - logical * p.page_size} : Place{0, 0};
+    ks[u] = vs[u] = make_uint2(0, 0);
+    if (page[u] >= 0) {
+      ks[u] = load_scales4(p.k_scale + kv * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]));
+      vs[u] = load_scales4(p.v_scale + kv * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]));
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < N; ++u) {
+    const int entry = i + u * step;
+    if (entry >= end) continue;
+    unsigned char* const record = records + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes;
+    const int position = entry & 63, row = v_row(position);
+    int word = page[u] >= 0 ? mask[u] : 0;
+    if (any_not_finite(ks[u]) || any_not_finite(vs[u])) word |= kBadCell, ks[u] = vs[u] = make_uint2(0, 0);
+    const uint32_t top2 = __vmaxu2(vs[u].x & 0x7fff7fffu, vs[u].y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
+    const float f = half_to_float(static_cast<uint16_t>(top));
+    const int level = top == 0 ? kNoLevel : ((__float_as_int(f) + 0x7fffff) >> 23) - 127;
+    reinterpret_cast<uint32_t*>(record)[position] = static_cast<uint32_t>(offset(p.k_stride, at[u]) >> 4);
+    reinterpret_cast<uint2*>(record + tile::kKScales)[position] = ks[u];
+    reinterpret_cast<int*>(record + tile::kLevels)[position] = level * 256 + word;
+    reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[row] = static_cast<uint32_t>(offset(p.v_stride, at[u]) >> 4);
+    uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + position;
+    v[0] = static_cast<uint16_t>(vs[u].x), v[64] = static_cast<uint16_t>(vs[u].x >> 16);
+    v[128] = static_cast<uint16_t>(vs[u].y), v[192] = static_cast<uint16_t>(vs[u].y >> 16);
+  }
+}
+
+// One block per item. A byte per cell gathers the queries' bits; a cell twice in a list shows as fewer bits than entries.
+__device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
+  extern __shared__ uint4 seen[];
+  __shared__ int warp_sum[16], surplus;
+  constexpr int kThreads = tile::kUnionThreads;
+  unsigned char* const bytes = reinterpret_cast<unsigned char*>(seen);
+  const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
+  const int item = static_cast<int>(blockIdx.x), kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * tile::kQueries;
+  const int chunks = (p.seq[0].kv_len + 15) >> 4;
+  if (tid == 0) {
+    surplus = 0;
+    if (item == 0) *w.next = 0;
+  }
+  for (int i = tid; i < chunks; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  int extra = 0;  // entries less bits
+#pragma unroll 1
+  for (int r = 0; r < tile::kQueries && first_query + r < p.n_q; ++r) {
+    const int index = first_query + r;
+    const Span span(p, index);
+    const int32_t* ids = p.ids + index * p.ids_stride + kv * p.ids_head_stride;
+    const int width = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
+    const int count = span.last < span.first ? 0 : max(0, min(width, p.cap)) << p.granularity_log2;
+    const int last_id = span.last >> p.granularity_log2;
+    auto mark = [&](int e, int raw) {
+      if (static_cast<uint32_t>(raw) > static_cast<uint32_t>(last_id)) return;
+      const int cell = (raw << p.granularity_log2) + (e & ((1 << p.granularity_log2) - 1));
+      if (cell < span.first || cell > span.last) return;
+      ++extra;
+      bytes[cell] |= static_cast<unsigned char>(1 << r);
+    };
+    constexpr int U = 5;
+    for (int e = tid; e < count; e += U * kThreads) {
+      int raw[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) raw[u] = e + u * kThreads < count ? __ldg(ids + ((e + u * kThreads) >> p.granularity_log2)) : -1;
+#pragma unroll
+      for (int u = 0; u < U; ++u) mark(e + u * kThreads, raw[u]);
+    }
+    __syncthreads();
+  }
+  int mine = 0;
+  auto present = [](uint32_t x) { return x + 0x0f0f0f0fu & 0x10101010u; };
+  for (int i = tid; i < chunks; i += kThreads) {
+    const uint4 x = seen[i];
+    mine += __popc(present(x.x)) + __popc(present(x.y)) + __popc(present(x.z)) + __popc(present(x.w));
+    extra -= __popc(x.x) + __popc(x.y) + __popc(x.z) + __popc(x.w);
+  }
+  if (extra) atomicAdd(&surplus, extra);
+  int before = mine;
+#pragma unroll
+  for (int o = 1; o < 32; o <<= 1) {
+    const int x = __shfl_up_sync(~0u, before, o);
+    if (lane >= o) before += x;
+  }
+  if (lane == 31) warp_sum[warp] = before;
+  __syncthreads();
+  int total = 0;
+  before -= mine;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) {
+    if (i < warp) before += warp_sum[i];
+    total += warp_sum[i];
+  }
+  const bool left = surplus != 0 || total > w.item_cells;
+  if (tid == 0) w.flags[item] = left, w.counts[item] = total;
+  if (left) return;
+
+  // The list, in the place of the levels; then the records.
+  unsigned char* const records = w.records + item * (w.item_cells >> 6) * tile::kRecordBytes;
+  auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + (i & 63); };
+  for (int i = tid; i < chunks; i += kThreads) {
+    const uint4 x = seen[i];
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      for (uint32_t found = present(words[j]); found; found &= found - 1) {
+        const int byte = __ffs(found) >> 3;  // bit 4 of each
+        *slot(before++) = static_cast<uint32_t>(i * 16 + j * 4 + byte) | (words[j] >> 8 * byte & 15u) << kMaskShift;
+      }
+  }
+  __syncthreads();
+  constexpr int N = 3;
+  const int end = (total + 63) & ~63;
+  for (int i = tid; i < end; i += N * kThreads) {
+    int cell[N], mask[N];
+#pragma unroll
+    for (int u = 0; u < N; ++u) {
+      const int entry = i + u * kThreads;
+      const uint32_t word = entry < total ? *slot(entry) : 0;
+      cell[u] = word ? static_cast<int>(word & ((1u << kMaskShift) - 1)) : -1;
+      mask[u] = static_cast<int>(word >> kMaskShift);
+    }
+    write_cells<N>(p, kv, records, i, kThreads, end, cell, mask);
+  }
+}
+
+// Without ids: every cell of the context once per KV head, for all tiles; which query sees it the tiles know by its number.
+__device__ __forceinline__ void cells_kernel(const Params& p, const Tiles& w) {
+  const int b = static_cast<int>(blockIdx.x), kv = b % p.n_kv, i = b / p.n_kv * 256 + static_cast<int>(threadIdx.x);
+  if (b == 0 && threadIdx.x == 0) *w.next = 0;
+  const int items = w.tiles * p.n_kv;
+  for (int j = b * 256 + static_cast<int>(threadIdx.x); j < items; j += static_cast<int>(gridDim.x) * 256) w.flags[j] = 0;
+  const int cell[1] = {i < p.seq[0].kv_len ? i : -1}, mask[1] = {15};
+  write_cells<1>(p, kv, w.records + kv * (w.item_cells >> 6) * tile::kRecordBytes, i, 256, static_cast<int>(w.item_cells), cell, mask);
+}
+
+}  // namespace cuda
+}  // namespace strata_pa
