@@ -63,4 +63,4 @@ def header(command: Sequence[str]) -> dict[str, Any]:
 
 def command_line(program: str) -> list[str]:
     """The command that runs now, with `program` in place of the file that Python was given."""
-    return [program, *sys.argv[1:]]
+    return [*program.split(), *sys.argv[1:]]
