@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "bench" / "records"
+KINDS = ("cpu", "parity")  # the records that the page is made of: <kind>_..._<date>.json
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 REGION = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)

@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "ci")]
 make_docs, report = (importlib.import_module(name) for name in ("make_docs", "report"))
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-RECORDS = sorted((ROOT / "bench" / "records").glob("*.json"))
+RECORDS = sorted(path for kind in report.KINDS for path in report.RECORDS.glob(f"{kind}_*.json"))
 
 
 def test_generated_regions_are_up_to_date(capsys):
