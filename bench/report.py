@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "bench" / "records"
-KINDS = ("cpu", "parity")  # the records that the page is made of: <kind>_..._<date>.json
+KINDS = ("cpu", "parity", "gpu")  # the records that the page is made of: <kind>_..._<date>.json
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 REGION = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
@@ -108,30 +108,56 @@ def cpu_region() -> str:
     return "\n\n".join(parts) or "No record yet."
 
 
+def parity_table(results: list[dict]) -> str:
+    headings = ["problem", "device", "kernel", "error", "bound", "median ms", "GFLOP/s", "sha256"]
+    rows = [
+        [
+            r["case"],
+            r["device"],
+            f"`{r['kernel']}`",
+            error(r["max_rel_err"]),
+            error(r["bound"]),
+            number(r["median_ms"]),
+            number(r["gflops"]),
+            f"`{r['sha256'][:8]}`",
+        ]
+        for r in results
+    ]
+    return table(headings, rows, {"error", "bound", "median ms", "GFLOP/s"})
+
+
 def parity_region() -> str:
     parts = []
     for path, record in records("parity"):
-        parts.append(source(path, record))
-        headings = ["problem", "device", "kernel", "error", "bound", "median ms", "GFLOP/s", "sha256"]
-        rows = [
-            [
-                r["case"],
-                r["device"],
-                f"`{r['kernel']}`",
-                error(r["max_rel_err"]),
-                error(r["bound"]),
-                number(r["median_ms"]),
-                number(r["gflops"]),
-                f"`{r['sha256'][:8]}`",
-            ]
-            for r in record["results"]
-        ]
-        parts.append(table(headings, rows, {"error", "bound", "median ms", "GFLOP/s"}))
+        parts += [source(path, record), parity_table(record["results"])]
+    return "\n\n".join(parts) or "No record yet."
+
+
+def gpu_region() -> str:
+    """The newest record of `ci/gpu` for each card: what was checked, and parity."""
+    newest: dict[str, tuple[Path, dict]] = {}
+    for path in RECORDS.glob("gpu_*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        card = record["card"]["name"]
+        if card not in newest or newest[card][1]["date"] < record["date"]:
+            newest[card] = (path, record)
+    parts = []
+    for card, (path, record) in sorted(newest.items()):
+        steps = record["steps"]
+        build, counts = steps["build"]["build"], {name: some for name, some in steps["test"].items() if isinstance(some, dict)}
+        tests = "; ".join(f"{name}: {', '.join(f'{n} {word}' for word, n in some.items())}" for name, some in counts.items())
+        parts.append(
+            f"{card}, driver {record['card']['driver_version']}; strata_pa {build['version']}, nvcc {build['nvcc']}, "
+            f"built for {', '.join(build['cuda_archs'])}; {record['date'][:10]}.\n"
+            f"Record: [{path.name}](../bench/records/{path.name}), written by `ci/gpu`. `pytest -m gpu`: {tests}. compute-sanitizer: "
+            f"{'; '.join(str(steps['sanitize'][tool]) for tool in ('memcheck', 'racecheck'))}."
+        )
+        parts.append(parity_table(steps["parity"]["results"]))
     return "\n\n".join(parts) or "No record yet."
 
 
 def documents() -> dict[Path, dict[str, str]]:
-    return {DOCUMENT: {"cpu": cpu_region(), "parity": parity_region()}}
+    return {DOCUMENT: {"cpu": cpu_region(), "gpu": gpu_region(), "parity": parity_region()}}
 
 
 def main() -> int:

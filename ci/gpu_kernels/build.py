@@ -1,7 +1,8 @@
 """Compiles cuda/*.cu to one cubin per file and architecture, and the launcher, into build/gpu_kernels; prints registers and spills.
 
-    python build.py [sm_90 ...]
+python build.py [sm_90 ...]
 """
+
 import concurrent.futures
 import pathlib
 import re
@@ -21,15 +22,17 @@ def compile_one(source, arch):
         raise SystemExit(f"{source.name} {arch}\n{run.stdout}{run.stderr}")
     rows = []
     for part in re.split(r"Compiling entry function '", run.stderr)[1:]:
-        number = lambda pattern: int(m[1]) if (m := re.search(pattern, part)) else 0
-        rows.append((part.split("'")[0], arch, number(r"Used (\d+) registers"), number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes stack")))
+        numbers = [re.search(p, part) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores", r"(\d+) bytes stack")]
+        rows.append((part.split("'")[0], arch, *(int(m[1]) if m else 0 for m in numbers)))
     return rows
 
 
 def main():
     archs = sys.argv[1:] or ALL
     OUT.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "launcher.so", ROOT / "ci/gpu_kernels/launcher.cpp"], check=True)
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "launcher.so", ROOT / "ci/gpu_kernels/launcher.cpp"], check=True
+    )
     if "sm_90" in archs:
         compile_one(ROOT / "ci/gpu_kernels/divide.cu", "sm_90")
     jobs = [(s, a) for s in sorted((ROOT / "cuda").glob("*.cu")) for a in archs if int(a[3:]) >= int(s.stem.rsplit("sm", 1)[1])]

@@ -1,8 +1,9 @@
 """Checks and times the kernels of cuda/ on the GPU that is here. Needs build.py's output and NumPy; writes one JSON record.
 
-    python check.py [--arch sm_90] [--only identity,portable,...] [--json record.json]
-    python check.py --tiny                 two cases and no more, for compute-sanitizer
+python check.py [--arch sm_90] [--only identity,portable,...] [--json record.json]
+python check.py --tiny                 two cases and no more, for compute-sanitizer
 """
+
 import argparse
 import ctypes
 import datetime
@@ -20,6 +21,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "golden")]
 import inputs  # noqa: E402
 import sweep  # noqa: E402
 from kernels import Kernels, Problem  # noqa: E402
+
 from strata_pa import reference  # noqa: E402
 
 PORTABLE = ("fp32", "imma", "exact")
@@ -57,7 +59,9 @@ def shape_problem(context, n_q, seed=1):
             drop = min(int(0.03 * len(older)), len(others))
             older = np.concatenate([r.permutation(older)[drop:], r.permutation(others)[:drop]])
         ids[i], widths[i] = np.sort(np.concatenate([older, np.arange(visible - recent, visible)])), width
-    return dict(q=q, k=k, v=v, k_scale=ks, v_scale=vs, page_table=r.permutation(pages).astype(np.int32), ids=ids, widths=widths, kv_len=context)
+    return dict(
+        q=q, k=k, v=v, k_scale=ks, v_scale=vs, page_table=r.permutation(pages).astype(np.int32), ids=ids, widths=widths, kv_len=context
+    )
 
 
 def shuffled(p, seed=3):
@@ -105,7 +109,17 @@ class Checks:
             if not hits[name] and sample.exists():
                 want = np.load(sample).reshape(out.shape)
                 wrong = np.argwhere(bits(out) != bits(want))
-                print("  ", len(wrong), "of", out.size, "differ, first at", wrong[:3].tolist(), "largest", np.nanmax(np.abs(out - want)), flush=True)
+                print(
+                    "  ",
+                    len(wrong),
+                    "of",
+                    out.size,
+                    "differ, first at",
+                    wrong[:3].tolist(),
+                    "largest",
+                    np.nanmax(np.abs(out - want)),
+                    flush=True,
+                )
             self.k.driver.free_all()
         self.record["v2 as published"] = hits
 
@@ -142,8 +156,11 @@ class Checks:
                 right[kernel] += same_out and same_lse
                 if not (same_out and same_lse):
                     rows = np.argwhere((bits(out) != want_bits).any(-1))
-                    self.note(False, f"sweep {seed} {kernel} {kind} D {problem.dim} G {problem.params.group} reps {problem.params.heads_per_kv} "
-                                     f"out {same_out} lse {same_lse} rows {rows[:3].tolist()} of {out.shape[:2]} {problem.out_type}")
+                    self.note(
+                        False,
+                        f"sweep {seed} {kernel} {kind} D {problem.dim} G {problem.params.group} reps {problem.params.heads_per_kv} "
+                        f"out {same_out} lse {same_lse} rows {rows[:3].tolist()} of {out.shape[:2]} {problem.out_type}",
+                    )
             self.k.driver.free_all()
         print("sweep", right, "of", count, flush=True)
         self.record["sweep"] = {"problems": count, "right": right}
@@ -162,7 +179,10 @@ class Checks:
                 error = np.abs(out - want).max() / max(np.abs(want).max(), 1e-30)
                 seen = np.isfinite(want_lse)
                 lse_error = np.abs(lse[seen] - want_lse[seen]).max(initial=0.0)
-                self.note(error <= bound and lse_error < 1e-4 and (lse[~seen] == -np.inf).all(), f"{kernel} split {seed}: error {error:.2e}, lse {lse_error:.2e}")
+                self.note(
+                    error <= bound and lse_error < 1e-4 and (lse[~seen] == -np.inf).all(),
+                    f"{kernel} split {seed}: error {error:.2e}, lse {lse_error:.2e}",
+                )
                 if p["q"].dtype.itemsize == 4:
                     worst[kernel] = max(worst.get(kernel, 0.0), float(error))
             self.k.driver.free_all()
@@ -185,12 +205,21 @@ class Checks:
         if not self.has("exact"):
             return
         r = np.random.default_rng(5)
-        n, n_q, dim, group = 150_000, 2, 64, 64
+        n, n_q, dim = 150_000, 2, 64
         k, v = (r.integers(-128, 128, (n, 1, 1, dim)).astype(np.int8) for _ in range(2))
         v[:] = 127
         ks, vs = (r.uniform(0.01, 0.03, (n, 1, 1, 1)).astype(np.float16) for _ in range(2))
-        p = dict(q=(r.normal(0, 0.001, (n_q, 3, dim))).astype(np.float32), k=k, v=v, k_scale=ks, v_scale=vs, page_table=r.permutation(n).astype(np.int32),
-                 ids=None, widths=None, kv_len=n)
+        p = dict(
+            q=(r.normal(0, 0.001, (n_q, 3, dim))).astype(np.float32),
+            k=k,
+            v=v,
+            k_scale=ks,
+            v_scale=vs,
+            page_table=r.permutation(n).astype(np.int32),
+            ids=None,
+            widths=None,
+            kv_len=n,
+        )
         q, kv, options = inputs.arguments(p)
         want = reference.portable("exact", q, kv, **options)
         ok = np.array_equal(bits(Problem(self.k, p).run("exact")[0]), bits(want))
@@ -222,8 +251,12 @@ class Checks:
                 out, _ = problem.run(kernel)
                 error = float(np.abs(out[rows] - want).max() / np.abs(want).max())
                 ms = self.k.driver.times(problem.launcher(kernel), repeats)
-                table.setdefault(kernel, {})[name] = {"ms": round(statistics.median(ms), 4), "least": round(min(ms), 4), "most": round(max(ms), 4),
-                                                      "max_rel_error": float(f"{error:.3e}")}
+                table.setdefault(kernel, {})[name] = {
+                    "ms": round(statistics.median(ms), 4),
+                    "least": round(min(ms), 4),
+                    "most": round(max(ms), 4),
+                    "max_rel_error": float(f"{error:.3e}"),
+                }
                 self.note(kernel == "v1" or error <= (1.0e-6 if kernel in PORTABLE else 1.3e-6), f"{kernel} {name}: error {error:.2e}")
             self.k.driver.free_all()
         for kernel, row in table.items():
@@ -265,9 +298,15 @@ def main():
         began = time.time()
         checks.speed(asked.repeats) if part == "speed" else getattr(checks, part)()
         print(f"-- {part}: {time.time() - began:.1f} s", flush=True)
-    record = {"what": "The CUDA kernels alone, launched through the driver: bytes, errors against float64, medians of CUDA events",
-              "card": kernels.driver.name, "cuda_driver": kernels.driver.version, "date": datetime.date.today().isoformat(),
-              "repeats": asked.repeats, "failures": checks.failures, **checks.record}
+    record = {
+        "what": "The CUDA kernels alone, launched through the driver: bytes, errors against float64, medians of CUDA events",
+        "card": kernels.driver.name,
+        "cuda_driver": kernels.driver.version,
+        "date": datetime.date.today().isoformat(),
+        "repeats": asked.repeats,
+        "failures": checks.failures,
+        **checks.record,
+    }
     if asked.json:
         asked.json.write_text(json.dumps(record, indent=1) + "\n")
     print("FAILURES", len(checks.failures), flush=True)

@@ -1,4 +1,5 @@
 """The CUDA driver through ctypes: modules, memory, launches and events, each call checked."""
+
 import ctypes
 import ctypes.util
 

@@ -1,11 +1,11 @@
 """Launches the kernels of cuda/ on problems of arrays: Params filled as cuda/launch.h says, symbols and shapes from its functions."""
+
 import ctypes
 import math
 import pathlib
 
-import numpy as np
-
 import driver
+import numpy as np
 
 KERNELS = {"fp32": 0, "v1": 1, "v2": 2, "imma": 3, "exact": 4}
 FILES = {"fp32": "fp32_sm75", "v1": "v1_sm75", "v2": "v2_sm80", "imma": "imma_sm80", "exact": "exact_sm80"}
@@ -25,13 +25,28 @@ class Sequence(ctypes.Structure):
 class Params(ctypes.Structure):
     _fields_ = [
         *[(x, ptr) for x in ("q", "out", "lse", "k", "v", "k_scale", "v_scale", "page_table", "ids", "widths")],
-        *[(x, i64) for x in ("q_stride", "q_head_stride", "out_stride", "out_head_stride", "lse_stride",
-                             "page_table_stride", "ids_stride", "ids_head_stride", "widths_stride")],
+        *[
+            (x, i64)
+            for x in (
+                "q_stride",
+                "q_head_stride",
+                "out_stride",
+                "out_head_stride",
+                "lse_stride",
+                "page_table_stride",
+                "ids_stride",
+                "ids_head_stride",
+                "widths_stride",
+            )
+        ],
         *[(x, PoolStride) for x in ("k_stride", "v_stride", "k_scale_stride", "v_scale_stride")],
         *[(x, i32) for x in ("n_q", "n_kv", "heads_per_kv", "group", "pages", "max_pages", "page_size")],
         ("page_magic", ctypes.c_uint32),
         *[(x, i32) for x in ("page_shift", "cap", "granularity_log2", "causal", "window_left", "dtype")],
-        ("score_scale", ctypes.c_float), ("max_entries", i32), ("n_seq", i32), ("seq", Sequence * MAX_SEQUENCES),
+        ("score_scale", ctypes.c_float),
+        ("max_entries", i32),
+        ("n_seq", i32),
+        ("seq", Sequence * MAX_SEQUENCES),
     ]
 
 
@@ -42,7 +57,9 @@ class Kernels:
         self.lib.scale_for.restype = ctypes.c_float
         self.lib.scale_for.argtypes = [ctypes.c_int, ctypes.c_double]
         assert self.lib.params_bytes() == ctypes.sizeof(Params), (self.lib.params_bytes(), ctypes.sizeof(Params))
-        self.modules = {k: self.driver.load(images / f"{f}.{arch}.cubin") for k, f in FILES.items() if (images / f"{f}.{arch}.cubin").exists()}
+        self.modules = {
+            k: self.driver.load(images / f"{f}.{arch}.cubin") for k, f in FILES.items() if (images / f"{f}.{arch}.cubin").exists()
+        }
         self.functions = {}
 
     def symbol(self, kernel, dim, group, rows):
@@ -66,8 +83,20 @@ class Kernels:
 class Problem:
     """Arrays on the device, and Params without a kernel. q may be float32, float16 or uint16 (bfloat16 bits); the layout is HND or NHD."""
 
-    def __init__(self, kernels, p, *, layout="HND", granularity=1, window_left=-1, causal=True, sm_scale=None, cu_seqlens_q=None,
-                 bfloat16=False, q_rows=None):
+    def __init__(
+        self,
+        kernels,
+        p,
+        *,
+        layout="HND",
+        granularity=1,
+        window_left=-1,
+        causal=True,
+        sm_scale=None,
+        cu_seqlens_q=None,
+        bfloat16=False,
+        q_rows=None,
+    ):
         self.kernels, d = kernels, kernels.driver
         q = p["q"] if q_rows is None else p["q"][q_rows]
         self.n_q, self.n_head, self.dim = q.shape
@@ -126,5 +155,7 @@ class Problem:
         if self.n_q:
             self.launcher(kernel)()
         d.sync()
-        return (d.get(self.params.out, (self.n_q, self.n_head, self.dim), self.out_type),
-                d.get(self.params.lse, (self.n_q, self.n_head), np.float32))
+        return (
+            d.get(self.params.out, (self.n_q, self.n_head, self.dim), self.out_type),
+            d.get(self.params.lse, (self.n_q, self.n_head), np.float32),
+        )

@@ -1,4 +1,5 @@
 """Small random problems over everything that the portable kernels serve, with the referee's answers."""
+
 import concurrent.futures
 import pathlib
 import sys
@@ -15,11 +16,12 @@ KERNELS = ("fp32", "imma", "exact")
 
 def bfloat16():
     import ml_dtypes
+
     return ml_dtypes.bfloat16
 
 
 def problem(seed, birth=False):
-    """(arrays, layout, options of the referee and of Problem, kind) of one seed; birth: ordinary numbers in the geometry 24 / 2 / 256 / 64."""
+    """(arrays, layout, options of the referee and of Problem, kind) of one seed; birth: ordinary numbers, geometry 24 / 2 / 256 / 64."""
     r = np.random.default_rng(1000 + seed)
     dim, group = (256, 64) if birth else GEOMETRIES[seed % len(GEOMETRIES)]
     reps, n_kv = (12, 2) if birth or seed % 5 == 0 else (int(r.integers(1, 17)), int(r.integers(1, 4)))
@@ -83,18 +85,26 @@ def problem(seed, birth=False):
             ids[r.random(ids.shape) < 0.05] = r.choice([-(2**31), -7, 2**31 - 1, 2**30, 2**24, longest + 3])
         if r.random() < 0.6:
             widths = r.integers(0, cap + 1, n_q).astype(np.int32)
-    options = dict(granularity=granularity, causal=bool(r.random() < 0.8), window_left=int(r.choice([-1, -1, 0, 5, 40, 100])),
-                   sm_scale=None if r.random() < 0.7 else float(r.uniform(0.01, 0.2)), cu_seqlens_q=starts)
+    options = dict(
+        granularity=granularity,
+        causal=bool(r.random() < 0.8),
+        window_left=int(r.choice([-1, -1, 0, 5, 40, 100])),
+        sm_scale=None if r.random() < 0.7 else float(r.uniform(0.01, 0.2)),
+        cu_seqlens_q=starts,
+    )
     if seed % 4 == 2:
         q = q.astype(np.float16)
     elif seed % 4 == 3:
         q = q.astype(bfloat16())
-    arrays = dict(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, page_table=table, ids=ids, widths=widths, kv_len=np.array(lengths, np.int32))
+    arrays = dict(
+        q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, page_table=table, ids=ids, widths=widths, kv_len=np.array(lengths, np.int32)
+    )
     return arrays, layout, options, str(kind)
 
 
 def answer(seed):
     from strata_pa import reference
+
     p, layout, options, _ = problem(seed)
     kv = SimpleNamespace(**{x: p[x] for x in ("k", "v", "k_scale", "v_scale", "page_table")}, layout=layout)
     options = {**options, **{x: p[x] for x in ("ids", "widths", "kv_len")}}
@@ -105,6 +115,7 @@ def answer(seed):
 def answer_birth(seed):
     """In float64."""
     from strata_pa import reference
+
     p, layout, options, _ = problem(seed, birth=True)
     kv = SimpleNamespace(**{x: p[x] for x in ("k", "v", "k_scale", "v_scale", "page_table")}, layout=layout)
     return reference.attention_float64(p["q"], kv, return_lse=True, **options, **{x: p[x] for x in ("ids", "widths", "kv_len")})
@@ -112,4 +123,4 @@ def answer_birth(seed):
 
 def answers(seeds, answer=answer):
     with concurrent.futures.ProcessPoolExecutor() as pool:
-        yield from zip(seeds, pool.map(answer, seeds, chunksize=4))
+        yield from zip(seeds, pool.map(answer, seeds, chunksize=4), strict=True)
