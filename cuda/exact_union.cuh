@@ -43,53 +43,62 @@ __device__ __forceinline__ int page_of(const Params& p, int cell) {
   return static_cast<uint32_t>(physical) < static_cast<uint32_t>(p.pages) ? physical : -1;
 }
 
-// Writes N cells' parts of their records: entries i, i + step, ... below `end`.
+// Writes N cells' parts of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`. records: the first one's;
+// they are `apart` bytes apart.
 template <int N>
-__device__ __forceinline__ void write_cells(const Params& p, int kv, unsigned char* records, int i, int step, int end, const int (&cell)[N], const int (&mask)[N]) {
+__device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int end,
+                                            const int (&cell)[N], const int (&mask)[N]) {
   int page[N];
   Place at[N];
-  uint2 ks[N], vs[N];
 #pragma unroll
   for (int u = 0; u < N; ++u) page[u] = page_of(p, cell[u]);
 #pragma unroll
   for (int u = 0; u < N; ++u) {
     const int logical = p.page_shift < 0 ? cell[u] : static_cast<int>(__umulhi(static_cast<uint32_t>(cell[u]), p.page_magic) >> p.page_shift);
     at[u] = page[u] >= 0 ? Place{page[u], cell[u] - logical * p.page_size} : Place{0, 0};
-    ks[u] = vs[u] = make_uint2(0, 0);
-    if (page[u] >= 0) {
-      ks[u] = load_scales4(p.k_scale + kv * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]));
-      vs[u] = load_scales4(p.v_scale + kv * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]));
-    }
   }
+  for (int kv = first_kv; kv < end_kv; ++kv, records += apart) {
+    uint2 ks[N], vs[N];
 #pragma unroll
-  for (int u = 0; u < N; ++u) {
-    const int entry = i + u * step;
-    if (entry >= end) continue;
-    unsigned char* const record = records + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes;
-    const int position = entry & 63, row = v_row(position);
-    int word = page[u] >= 0 ? mask[u] : 0;
-    if (any_not_finite(ks[u]) || any_not_finite(vs[u])) word |= kBadCell, ks[u] = vs[u] = make_uint2(0, 0);
-    const uint32_t top2 = __vmaxu2(vs[u].x & 0x7fff7fffu, vs[u].y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
-    const float f = half_to_float(static_cast<uint16_t>(top));
-    const int level = top == 0 ? kNoLevel : ((__float_as_int(f) + 0x7fffff) >> 23) - 127;
-    reinterpret_cast<uint32_t*>(record)[position] = static_cast<uint32_t>(offset(p.k_stride, at[u]) >> 4);
-    reinterpret_cast<uint2*>(record + tile::kKScales)[position] = ks[u];
-    reinterpret_cast<int*>(record + tile::kLevels)[position] = level * 256 + word;
-    reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[row] = static_cast<uint32_t>(offset(p.v_stride, at[u]) >> 4);
-    uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + position;
-    v[0] = static_cast<uint16_t>(vs[u].x), v[64] = static_cast<uint16_t>(vs[u].x >> 16);
-    v[128] = static_cast<uint16_t>(vs[u].y), v[192] = static_cast<uint16_t>(vs[u].y >> 16);
+    for (int u = 0; u < N; ++u) {
+      ks[u] = vs[u] = make_uint2(0, 0);
+      if (page[u] >= 0) {
+        ks[u] = load_scales4(p.k_scale + kv * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]));
+        vs[u] = load_scales4(p.v_scale + kv * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]));
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < N; ++u) {
+      const int entry = i + u * step;
+      if (entry >= end) continue;
+      unsigned char* const record = records + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes;
+      const int position = entry & 63, row = v_row(position);
+      int word = page[u] >= 0 ? mask[u] : 0;
+      if (any_not_finite(ks[u]) || any_not_finite(vs[u])) word |= kBadCell, ks[u] = vs[u] = make_uint2(0, 0);
+      const uint32_t top2 = __vmaxu2(vs[u].x & 0x7fff7fffu, vs[u].y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
+      const float f = half_to_float(static_cast<uint16_t>(top));
+      const int level = top == 0 ? kNoLevel : ((__float_as_int(f) + 0x7fffff) >> 23) - 127;
+      reinterpret_cast<uint32_t*>(record)[position] = static_cast<uint32_t>(offset(p.k_stride, at[u]) >> 4);
+      reinterpret_cast<uint2*>(record + tile::kKScales)[position] = ks[u];
+      reinterpret_cast<int*>(record + tile::kLevels)[position] = level * 256 + word;
+      reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[row] = static_cast<uint32_t>(offset(p.v_stride, at[u]) >> 4);
+      uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + position;
+      v[0] = static_cast<uint16_t>(vs[u].x), v[64] = static_cast<uint16_t>(vs[u].x >> 16);
+      v[128] = static_cast<uint16_t>(vs[u].y), v[192] = static_cast<uint16_t>(vs[u].y >> 16);
+    }
   }
 }
 
-// One block per item. A byte per cell gathers the queries' bits; a cell twice in a list shows as fewer bits than entries.
+// One block per item, or per tile where all KV heads have the same lists. A byte per cell gathers the queries' bits; a cell twice in a list shows
+// as fewer bits than entries.
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
   __shared__ int warp_sum[16], surplus;
   constexpr int kThreads = tile::kUnionThreads;
   unsigned char* const bytes = reinterpret_cast<unsigned char*>(seen);
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
-  const int item = static_cast<int>(blockIdx.x), kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * tile::kQueries;
+  const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
+  const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * tile::kQueries;
   const int chunks = (p.seq[0].kv_len + 15) >> 4;
   if (tid == 0) {
     surplus = 0;
@@ -147,11 +156,12 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     total += warp_sum[i];
   }
   const bool left = surplus != 0 || total > w.item_cells;
-  if (tid == 0) w.flags[item] = left, w.counts[item] = total;
+  if (tid < heads) w.flags[item + tid] = left, w.counts[item + tid] = total;
   if (left) return;
 
   // The list, in the place of the levels; then the records.
-  unsigned char* const records = w.records + item * (w.item_cells >> 6) * tile::kRecordBytes;
+  const int64_t apart = (w.item_cells >> 6) * tile::kRecordBytes;
+  unsigned char* const records = w.records + item * apart;
   auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + (i & 63); };
   for (int i = tid; i < chunks; i += kThreads) {
     const uint4 x = seen[i];
@@ -164,7 +174,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
       }
   }
   __syncthreads();
-  constexpr int N = 3;
+  constexpr int N = 2;
   const int end = (total + 63) & ~63;
   for (int i = tid; i < end; i += N * kThreads) {
     int cell[N], mask[N];
@@ -175,7 +185,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
       cell[u] = word ? static_cast<int>(word & ((1u << kMaskShift) - 1)) : -1;
       mask[u] = static_cast<int>(word >> kMaskShift);
     }
-    write_cells<N>(p, kv, records, i, kThreads, end, cell, mask);
+    write_cells<N>(p, kv, kv + heads, records, apart, i, kThreads, end, cell, mask);
   }
 }
 
@@ -186,7 +196,7 @@ __device__ __forceinline__ void cells_kernel(const Params& p, const Tiles& w) {
   const int items = w.tiles * p.n_kv;
   for (int j = b * 256 + static_cast<int>(threadIdx.x); j < items; j += static_cast<int>(gridDim.x) * 256) w.flags[j] = 0;
   const int cell[1] = {i < p.seq[0].kv_len ? i : -1}, mask[1] = {15};
-  write_cells<1>(p, kv, w.records + kv * (w.item_cells >> 6) * tile::kRecordBytes, i, 256, static_cast<int>(w.item_cells), cell, mask);
+  write_cells<1>(p, kv, kv + 1, w.records + kv * (w.item_cells >> 6) * tile::kRecordBytes, 0, i, 256, static_cast<int>(w.item_cells), cell, mask);
 }
 
 }  // namespace cuda

@@ -2,10 +2,10 @@
 //
 // | symbol                       | grid                     | block | dynamic shared memory | parameters      | when            |
 // | ---------------------------- | ------------------------ | ----- | --------------------- | --------------- | --------------- |
-// | strata_exact_union           | items                    | 512   | kv_len, rounded to 16 | Params, Tiles   | ids             |
+// | strata_exact_union           | union_grid()             | 512   | kv_len, rounded to 16 | Params, Tiles   | ids             |
 // | strata_exact_cells           | n_kv * ceil(kv_len/256)  | 256   | 0                     | Params, Tiles   | no ids          |
 // | strata_exact_tile_d256_g64   | Tiles::blocks            | 384   | kSharedBytes          | Params, Tiles   | always          |
-// | strata_exact_rest_d256_g64   | n_q * n_kv               | 128   | that of exact         | Params, Tiles   | always          |
+// | strata_exact_rest_d256_g64   | rest_grid()              | 128   | that of exact         | Params, Tiles   | always          |
 //
 // An item is a tile (kQueries neighbouring queries) and a KV head. The first kernel writes, per item or, without ids, per KV head, one record
 // per 64 cells. The last one answers the items that the others flag, query by query: a cell twice in a list, more cells than kept, scores out of
@@ -51,9 +51,8 @@ inline bool serves(const Params& p, int64_t pool_bytes) {
 inline int64_t plan(const Params& p, int32_t processors, unsigned char* at, Tiles& t) {
   t.tiles = (p.n_q + kQueries - 1) / kQueries;
   const int64_t items = int64_t{t.tiles} * p.n_kv, kv_len = p.seq[0].kv_len;
-  // With ids: tiles whose union is more than twice the longest list are left to the last kernel.
-  const int64_t twice = 2 * (int64_t{p.cap} << p.granularity_log2);
-  t.item_cells = round_up(p.ids && twice < kv_len ? twice : kv_len, 64);
+  const int64_t most = kQueries * (int64_t{p.cap} << p.granularity_log2);
+  t.item_cells = round_up(p.ids && most < kv_len ? most : kv_len, 64);
   t.blocks = static_cast<int32_t>(items < processors ? items : processors);
   int64_t used = 0;
   auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += round_up(bytes, 256); return x; };
@@ -63,6 +62,12 @@ inline int64_t plan(const Params& p, int32_t processors, unsigned char* at, Tile
   t.flags = reinterpret_cast<int32_t*>(take(items * 4));
   t.next = reinterpret_cast<int32_t*>(take(4));
   return used;
+}
+
+inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast<uint32_t>(p.ids_head_stride == 0 ? t.tiles : t.tiles * p.n_kv); }
+inline uint32_t rest_grid(const Params& p, const Tiles& t, int32_t processors) {  // two blocks per processor
+  const int32_t most = 2 * processors / p.n_kv > 0 ? 2 * processors / p.n_kv : 1;
+  return static_cast<uint32_t>((t.tiles < most ? t.tiles : most) * p.n_kv);
 }
 }  // namespace tile
 

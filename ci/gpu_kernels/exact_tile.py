@@ -1,0 +1,310 @@
+"""Checks and times the tiled form of exact on the GPU that is here: against the golden digests, and against the plain form on random problems.
+
+    python exact_tile.py [--only golden,sweep,speed,parts] [--json record.json]
+"""
+import argparse
+import ctypes
+import datetime
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "golden")]
+import check  # noqa: E402
+import driver  # noqa: E402
+import inputs  # noqa: E402
+from kernels import Kernels, Params, Problem  # noqa: E402
+from strata_pa import reference  # noqa: E402
+
+OUT = ROOT / "build" / "gpu_kernels"
+FLAGS = ("-std=c++17", "-O3", "--resource-usage", "-Werror", "all-warnings", "-gencode", "arch=compute_90a,code=sm_90a")
+
+
+def build(name="exact_tile_sm90a"):
+    OUT.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "exact_tile.so", ROOT / "ci/gpu_kernels/exact_tile.cpp"], check=True)
+    subprocess.run(["nvcc", *FLAGS, "-cubin", "-o", OUT / f"{name}.sm_90.cubin", ROOT / f"cuda/{name}.cu"], check=True)
+
+
+class Tiles(ctypes.Structure):
+    _fields_ = [*[(x, ctypes.c_uint64) for x in ("records", "scores", "counts", "flags", "next")], ("item_cells", ctypes.c_int64),
+                ("tiles", ctypes.c_int32), ("blocks", ctypes.c_int32)]
+
+
+class TileKernels:
+    def __init__(self, kernels, image):
+        self.k, self.lib = kernels, ctypes.CDLL(str(OUT / "exact_tile.so"))
+        self.lib.tile_plan.restype = ctypes.c_longlong
+        assert self.lib.tiles_bytes() == ctypes.sizeof(Tiles)
+        d = kernels.driver
+        module = d.load(image)
+        self.f = {x: d.function(module, f"strata_exact_{x}") for x in ("union", "cells", "tile_d256_g64", "rest_d256_g64")}
+        self.shared = self.lib.tile_shared_bytes()
+        d.allow_shared(self.f["tile_d256_g64"], self.shared)
+        d.allow_shared(self.f["union"], 196608)
+        number = ctypes.c_int()
+        d.call("cuDeviceGetAttribute", ctypes.byref(number), 16, d.device)
+        self.processors = number.value
+
+    def serves(self, problem):
+        return bool(self.lib.tile_serves(ctypes.byref(problem.params), ctypes.c_longlong(0)))
+
+    def launcher(self, problem, parts=("first", "tile", "rest")):
+        """A function that launches the kernels once, and a function that gives the flags."""
+        d, ks = self.k.driver, self.k
+        own = Params.from_buffer_copy(problem.params)
+        own.score_scale = ks.lib.scale_for(4, problem.sm_scale)
+        t = Tiles()
+        size = self.lib.tile_plan(ctypes.byref(own), self.processors, None, ctypes.byref(t))
+        at = d.alloc(size)
+        d.fill(at, 0xCD, size)
+        self.lib.tile_plan(ctypes.byref(own), self.processors, ctypes.c_void_p(at), ctypes.byref(t))
+        grid, block, shared = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+        ks.lib.config_for(4, ctypes.byref(own), 256, ctypes.byref(grid), ctypes.byref(block), ctypes.byref(shared))
+        d.allow_shared(self.f["rest_d256_g64"], shared.value)
+        items, kv_len = t.tiles * own.n_kv, own.seq[0].kv_len
+
+        def work():
+            if "first" in parts:
+                if own.ids:
+                    d.launch(self.f["union"], self.lib.union_grid(ctypes.byref(own), ctypes.byref(t)), 512, (kv_len + 15) // 16 * 16, own, t)
+                else:
+                    d.launch(self.f["cells"], own.n_kv * -(-kv_len // 256), 256, 0, own, t)
+            if "tile" in parts:
+                d.launch(self.f["tile_d256_g64"], t.blocks, 384, self.shared, own, t)
+            if "rest" in parts:
+                d.launch(self.f["rest_d256_g64"], self.lib.rest_grid(ctypes.byref(own), ctypes.byref(t), self.processors), 128, shared.value, own, t)
+
+        work.workspace = size
+        return work, lambda: (d.get(t.flags, items, np.int32), d.get(t.counts, items, np.int32))
+
+    def run(self, problem):
+        d = self.k.driver
+        d.fill(problem.params.out, 0xAB, problem.bytes)
+        d.fill(problem.params.lse, 0xAB, problem.n_q * problem.n_head * 4)
+        work, flags = self.launcher(problem)
+        work()
+        d.sync()
+        return (d.get(problem.params.out, (problem.n_q, problem.n_head, problem.dim), problem.out_type),
+                d.get(problem.params.lse, (problem.n_q, problem.n_head), np.float32), flags()[0])
+
+
+def random_problem(seed):
+    """One of the problems that the tiled form serves, most of them with lists that it takes itself."""
+    r = np.random.default_rng(7000 + seed)
+    page_size = int(r.choice([1, 3, 4, 16, 17, 64]))
+    n_kv = int(r.choice([1, 2, 3]))
+    kv_len = int(r.choice([1, 31, 64, 65, 130, 257, 400, 1000, 2500]))
+    n_q = int(min(r.integers(1, 23), kv_len))
+    max_pages = -(-kv_len // page_size) + int(r.integers(0, 3))
+    pages = max_pages + 2
+    layout = "NHD" if r.random() < 0.3 else "HND"
+    shape = (pages, n_kv, page_size) if layout == "HND" else (pages, page_size, n_kv)
+    k, v = (r.integers(-128, 128, (*shape, 256)).astype(np.int8) for _ in range(2))
+    k_scale, v_scale = (r.uniform(0.002, 0.03, (*shape, 4)).astype(np.float16) for _ in range(2))
+    q = r.normal(0, 2, (n_q, 12 * n_kv, 256)).astype(np.float32)
+    kind = str(r.choice(["plain", "plain", "plain", "signs", "zeros", "wide", "large", "tiny", "mixed", "nan_q", "inf_scale", "overflow"]))
+    if kind == "signs":
+        k_scale *= r.choice([-1, 1], k_scale.shape).astype(np.float16)
+        v_scale *= r.choice([-1, 1], v_scale.shape).astype(np.float16)
+    elif kind == "zeros":
+        k_scale[r.random(k_scale.shape) < 0.3] = 0
+        v_scale[r.random(v_scale.shape) < 0.5] = 0
+        v_scale[r.random(shape) < 0.3] = 0
+        q[r.random(q.shape[:2]) < 0.3] = 0
+    elif kind == "wide":  # scores near the ends of what a word holds
+        q *= np.float32(r.choice([4, 8, 12, 20]))
+    elif kind == "large":
+        q *= np.float32(10.0) ** r.integers(0, 12)
+    elif kind == "tiny":
+        q *= np.float32(2.0) ** np.float32(r.choice([-90, -101, -105, -130, -140]))
+        v_scale[:] = (v_scale.astype(np.float32) * 2.0**-16).astype(np.float16)
+    elif kind == "mixed":
+        v_scale[:] = (v_scale.astype(np.float32) * 2.0 ** r.integers(-18, 20, v_scale.shape)).astype(np.float16)
+        q *= (2.0 ** r.integers(-20, 4, (n_q, 12 * n_kv, 4))).astype(np.float32).repeat(64, -1)
+    elif kind == "nan_q":
+        q[r.random(q.shape) < 0.002] = r.choice([np.nan, np.inf, -np.inf])
+    elif kind == "inf_scale":
+        for s in (k_scale, v_scale):
+            s[r.random(s.shape) < 0.0005] = r.choice([np.nan, np.inf, -np.inf])
+    elif kind == "overflow":
+        q[r.random(q.shape[:2]) < 0.3] *= np.float32(1e37)
+        k_scale *= np.float16(1000)
+    table = r.permutation(pages)[:max_pages].astype(np.int32)
+    if r.random() < 0.3:
+        table[r.random(table.shape) < 0.15] = -1
+    if r.random() < 0.1:
+        table[r.random(table.shape) < 0.1] = pages + 5
+    ids = widths = None
+    granularity = 1
+    if r.random() < 0.7:
+        granularity = int(r.choice([1, 1, 1, 4, 16, 64, 128]))
+        choices = -(-kv_len // granularity)
+        cap = int(r.integers(1, choices + 4))
+        size = (n_q, cap) if r.random() < 0.5 else (n_q, n_kv, cap)
+        ids = np.full(size, -1, np.int32)
+        base = r.permutation(choices)
+        style = r.choice(["shared", "own", "twice"])
+        for at in np.ndindex(size[:-1]):
+            own = r.permutation(choices) if style == "own" else base
+            row = own[: min(cap, choices)]
+            if r.random() < 0.5:
+                row = np.sort(row)
+            ids[(*at, slice(0, len(row)))] = row
+            if style == "twice" and r.random() < 0.3:
+                ids[(*at, int(r.integers(0, cap)))] = row[0]
+        if r.random() < 0.4:
+            ids[r.random(ids.shape) < 0.2] = -1
+        if r.random() < 0.2:
+            ids[r.random(ids.shape) < 0.05] = r.choice([-(2**31), -7, 2**31 - 1, 2**30, 2**24, kv_len + 3])
+        if r.random() < 0.6:
+            widths = r.integers(0, cap + 1, n_q).astype(np.int32)
+    options = dict(granularity=granularity, causal=bool(r.random() < 0.8), window_left=int(r.choice([-1, -1, 0, 5, 40, 100])),
+                   sm_scale=None if r.random() < 0.7 else float(r.uniform(0.01, 0.2)))
+    bfloat16 = seed % 4 == 3
+    if seed % 4 == 2:
+        with np.errstate(over="ignore"):
+            q = q.astype(np.float16)
+    elif bfloat16:
+        q = (q.view(np.uint32) >> 16).astype(np.uint16)
+    p = dict(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, page_table=table, ids=ids, widths=widths, kv_len=np.array([kv_len], np.int32))
+    return p, dict(layout=layout, bfloat16=bfloat16, **options), kind
+
+
+def apart(context=32768, n_q=2048, width=2051, seed=1):
+    """Neighbours share no cell."""
+    p = check.shape_problem(context, 4, seed)
+    r = np.random.default_rng(seed)
+    q = r.normal(0, 2, (n_q, 24, 256)).astype(np.float32)
+    ids = np.empty((n_q, width), np.int32)
+    for i in range(0, n_q, 4):
+        ids[i:i + 4] = np.sort(r.permutation(context - n_q)[:4 * width].reshape(4, width), -1)
+    return {**p, "q": q, "ids": ids, "widths": np.full(n_q, width, np.int32)}
+
+
+class TileChecks:
+    def __init__(self, image):
+        self.k = Kernels(OUT)
+        self.t = TileKernels(self.k, image)
+        self.record, self.failures = {}, []
+
+    def note(self, ok, text):
+        if not ok:
+            self.failures.append(text)
+            print("FAILED", text, flush=True)
+
+    def golden(self, steps=(0, 1, 7, 64)):
+        known = json.loads((ROOT / "tests/golden/portable.json").read_text())["cases"]
+        hits = {}
+        for name in inputs.CASES:
+            p = inputs.load(name)
+            n = len(p["q"])
+            for step in steps:
+                for variant in (p,) if step else (p, check.shuffled(p)):
+                    outs, left = [], 0
+                    for i in range(0, n, step or n):
+                        out, _, flags = self.t.run(Problem(self.k, variant, q_rows=slice(i, min(i + step, n)) if step else None))
+                        outs.append(out)
+                        left += int(flags.sum())
+                        self.k.driver.free_all()
+                    ok = check.digest(np.concatenate(outs)) == known[name]["exact"]
+                    hits[name] = hits.get(name, True) and ok
+                    self.note(ok, f"{name}, calls of {step or 'all'} rows: not the golden bytes ({left} items left)")
+                    if step == 0:
+                        print("golden", name, ok, "items left to the plain form:", left, flush=True)
+        self.record["golden digests, whole, in calls of 1, 7 and 64 rows, with shuffled pages"] = hits
+
+    def quick(self):
+        self.golden((0,))
+        self.sweep(120)
+
+    def sweep(self, count=300):
+        right, items, left = 0, 0, 0
+        for seed in range(count):
+            p, options, kind = random_problem(seed)
+            problem = Problem(self.k, p, **options)
+            assert self.t.serves(problem)
+            want, want_lse = problem.run("exact")
+            out, lse, flags = self.t.run(problem)
+            same = np.array_equal(check.bits(out), check.bits(want)) and np.array_equal(check.bits(lse), check.bits(want_lse))
+            right, items, left = right + same, items + len(flags), left + int(flags.sum())
+            if not same:
+                rows = np.argwhere((check.bits(out) != check.bits(want)).any(-1))
+                self.note(False, f"sweep {seed} {kind} rows {rows[:4].tolist()} ({len(rows)}) of {out.shape[:2]} kv_len {p['kv_len']} ids {None if p['ids'] is None else p['ids'].shape} "
+                                 f"{ {k: v for k, v in options.items()} } lse {np.array_equal(lse, want_lse, equal_nan=True)} flags {flags.tolist()[:8]}")
+            self.k.driver.free_all()
+        print(f"sweep {right} of {count} as the plain form; {left} of {items} items left to it", flush=True)
+        self.record["sweep against the plain form"] = {"problems": count, "right": right, "items": items, "items left to the plain form": left}
+
+    def profile(self):
+        self.t.run(Problem(self.k, check.shape_problem(*check.SHAPES["32768/2048"])))
+
+    def speed(self, repeats=30):
+        shapes = {name: check.shape_problem(*shape) for name, shape in check.SHAPES.items()}
+        dense = dict(shapes["1500/1500"], ids=None, widths=None)
+        shapes["1500/1500 without ids"] = dense
+        shapes["32768/2048 no overlap"] = apart()
+        table = {}
+        for name, p in shapes.items():
+            problem = Problem(self.k, p)
+            out, _, flags = self.t.run(problem)
+            row = {"items": len(flags), "items left to the plain form": int(flags.sum())}
+            n_q = len(p["q"])
+            rows = sorted({*np.linspace(0, n_q - 1, 8).astype(int).tolist()})
+            q, kv, options = inputs.arguments(p)
+            if "overlap" not in name:
+                want = reference.attention_float64(q, kv, rows=rows, **options)
+                row["max_rel_error"] = float(f"{np.abs(out[rows] - want).max() / np.abs(want).max():.3e}")
+                self.note(row["max_rel_error"] <= 1e-6, f"{name}: error {row['max_rel_error']}")
+            plain, _ = problem.run("exact")
+            self.note(np.array_equal(check.bits(out), check.bits(plain)), f"{name}: not the bytes of the plain form")
+            for label, parts in (("ms", ("first", "tile", "rest")), ("first alone", ("first",)), ("tile alone", ("tile",)), ("rest alone", ("rest",))):
+                work, _ = self.t.launcher(problem, ("first", "tile", "rest"))
+                work()
+                only, _ = self.t.launcher(problem, parts)
+                if label == "tile alone":  # the first kernel resets the counter: with it, less it
+                    only, _ = self.t.launcher(problem, ("first", "tile"))
+                    ms = [x - row["first alone"] for x in self.k.driver.times(only, repeats)]
+                else:
+                    ms = self.k.driver.times(only, repeats)
+                row[label] = round(statistics.median(ms), 4)
+                if label == "ms":
+                    row["least"], row["most"], row["workspace_bytes"] = round(min(ms), 4), round(max(ms), 4), work.workspace
+            row["plain ms"] = round(statistics.median(self.k.driver.times(problem.launcher("exact"), 8)), 4)
+            print(name, row, flush=True)
+            table[name] = row
+            self.k.driver.free_all()
+        self.record["speed"] = table
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="golden,sweep,speed")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--image", type=pathlib.Path, default=OUT / "exact_tile_sm90a.sm_90.cubin")
+    parser.add_argument("--build", action="store_true", help="compile and stop")
+    asked = parser.parse_args()
+    if asked.build:
+        return build()
+    checks = TileChecks(asked.image)
+    for part in asked.only.split(","):
+        began = time.time()
+        getattr(checks, part)()
+        print(f"-- {part}: {time.time() - began:.1f} s", flush=True)
+    record = {"what": "The tiled form of exact alone, launched through the driver: bytes, errors against float64, medians of CUDA events",
+              "card": checks.k.driver.name, "cuda_driver": checks.k.driver.version, "date": datetime.date.today().isoformat(),
+              "failures": checks.failures, **checks.record}
+    if asked.json:
+        asked.json.write_text(json.dumps(record, indent=1) + "\n")
+    print("FAILURES", len(checks.failures), flush=True)
+    sys.exit(bool(checks.failures))
+
+
+if __name__ == "__main__":
+    main()
