@@ -91,14 +91,14 @@ def test_accuracy(name):
         assert (np.abs(lse[rows][seen] - want_lse[seen]) <= 1e-6 * (1 + np.abs(want_lse[seen]))).all(), kernel
 
 
-@kernels
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("page_size", [1, 4, 17, 512])
-def test_pages_and_layouts(page_size, layout, kernel):
-    for name in ("widths", "page17", "layer12"):
-        q, kv, options = golden(name)
-        out = attention(q, repaged(kv, options["kv_len"], page_size, layout), kernel=kernel, **options)
-        assert digest(out) == PORTABLE[name][kernel], name
+@pytest.mark.parametrize("name", PORTABLE)
+def test_pages_and_layouts(name, page_size, layout):
+    q, kv, options = golden(name)
+    kv = repaged(kv, options["kv_len"], page_size, layout)
+    for kernel in KERNELS:
+        assert digest(attention(q, kv, kernel=kernel, **options)) == PORTABLE[name][kernel], kernel
 
 
 @kernels
