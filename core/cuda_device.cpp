@@ -44,6 +44,7 @@ Card::Card(Driver& d, int n) : driver(d), ordinal(n) {
   driver(driver.device_attribute, &major, int{kComputeMajor}, device_);
   driver(driver.device_attribute, &minor, int{kComputeMinor}, device_);
   driver(driver.device_attribute, &max_shared, int{kSharedPerBlockOptin}, device_);
+  driver(driver.device_attribute, &processors, int{kMultiprocessorCount}, device_);
   sm = 10 * major + minor;
 }
 

@@ -28,6 +28,7 @@ class Card {
   std::string name;    // "NVIDIA H200"
   int sm = 0;          // 10 * major + minor
   int max_shared = 0;  // bytes that a block may take
+  int processors = 0;
 
   // Loads the function and raises its limit of dynamic shared memory where that is needed. What the driver refuses for good (no code for
   // this card, no such function, too much shared memory) gives a reason and is not tried again; other failures throw DriverError.

@@ -9,7 +9,7 @@ using Status = int;  // CUresult
 using Handle = void*;  // CUcontext, CUmodule, CUfunction, CUstream, CUevent
 using Address = unsigned long long;  // CUdeviceptr
 
-enum DeviceAttribute { kSharedPerBlockOptin = 97, kComputeMajor = 75, kComputeMinor = 76 };
+enum DeviceAttribute { kMultiprocessorCount = 16, kSharedPerBlockOptin = 97, kComputeMajor = 75, kComputeMinor = 76 };
 enum FunctionAttribute { kLocalBytes = 3, kBinaryVersion = 6, kMaxDynamicShared = 8 };
 enum PointerAttribute { kPointerOrdinal = 9 };
 enum CaptureMode { kCaptureRelaxed = 2 };

@@ -37,7 +37,7 @@ Choice choose(Vendor vendor, int sm, const Image& image) {
   for (int arch : image.ptx)
     if (arch <= sm) best = {Choice::kPtx, arch};
   for (int arch : image.cubins)
-    if (arch <= sm && major(arch) == major(sm)) best = {Choice::kCubin, arch};
+    if (arch == sm || (!image.only && arch < sm && major(arch) == major(sm))) best = {Choice::kCubin, arch};
   return best;
 }
 

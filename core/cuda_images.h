@@ -11,6 +11,7 @@ struct Image {
   const unsigned char* begin;
   const unsigned char* end;
   std::vector<int> cubins, ptx;
+  bool only = false;  // "..._sm90a": instructions of that architecture alone, no other card runs its cubin
 };
 struct BuiltImages {
   const char* compiler;  // nvcc's version; "": a build without CUDA

@@ -7,6 +7,7 @@
 #include "core/cuda_device.h"
 #include "core/errors.h"
 #include "core/table.h"
+#include "cuda/tile_launch.h"
 
 namespace strata_pa::cuda {
 namespace {
@@ -114,6 +115,43 @@ void check_codes(const char* name, const void* data, const Problem::Pool& s, con
 
 Config config_of(KernelId id, const Problem& p, const Params& x) { return config(id, x, static_cast<int32_t>(p.head_dim)); }
 
+constexpr const char* kTileImage = "exact_tile_sm90a";
+
+// What the larger of k and v spans, in bytes.
+int64_t pool_bytes(const Problem& p) {
+  auto span = [&p](const Problem::Pool& s) { return (p.pages - 1) * s.page + (p.n_kv - 1) * s.head + (p.page_size - 1) * s.slot + p.head_dim; };
+  return std::max(span(p.k_stride), span(p.v_stride));
+}
+
+// The parameters of exact's tiled form, where it serves the problem on this card.
+bool tiled(KernelId id, const Problem& p, const Device& device, Params& x) {
+  if (id != KernelId::kExact || p.n_q == 0 || p.n_seq != 1 || p.head_dim != 256 || p.n_q > kInt32Max / p.n_kv) return false;
+  const Image* image = find_image(kTileImage);
+  if (!image || choose(Vendor::kNvidia, device.sm, *image).kind != Choice::kCubin || device.card->max_shared < static_cast<int>(tile::kSharedBytes)) return false;
+  x = whole_params(id, p);
+  set_rows(x, p, 0, p.n_q, 0, 1);
+  return tile::serves(x, pool_bytes(p));
+}
+
+void launch_tiled(const Problem& p, const Device& device, const Launch& launch, Params& x) {
+  Card& card = *device.card;
+  Tiles t = {};
+  tile::plan(x, card.processors, static_cast<unsigned char*>(launch.workspace), t);
+  auto start = [&](const char* name, uint32_t grid, uint32_t block, uint32_t shared_bytes) {
+    Function f = card.function(*find_image(kTileImage), name, shared_bytes);
+    if (!f.reason.empty()) throw DriverError(text("exact: ", f.reason));
+    void* arguments[] = {&x, &t};
+    card.driver(card.driver.launch, f.handle, grid, 1u, 1u, block, 1u, 1u, shared_bytes, launch.stream, arguments, nullptr);
+  };
+  if (p.ids)
+    start("strata_tile_union", tile::union_grid(x, t), tile::kUnionThreads, tile::union_shared_bytes(x));
+  else
+    start("strata_tile_cells", tile::cells_grid(x), tile::kCellsThreads, 0);
+  start("strata_exact_tile_d256_g64", static_cast<uint32_t>(t.blocks), tile::kThreads, tile::kSharedBytes);
+  const Config plain = config(KernelId::kExact, x, 256);
+  start("strata_exact_rest_d256_g64", tile::rest_grid(x, t, card.processors), plain.block, plain.shared_bytes);
+}
+
 Function load(KernelId id, const char* image, const Problem& p, Card& card, uint32_t shared_bytes) {
   const Image* found = find_image(image);  // rows without one are refused before
   return card.function(*found, symbol(id, p), shared_bytes);
@@ -146,11 +184,19 @@ std::string prepare(KernelId id, const char* image, const Problem& p, const Devi
   return load(id, image, p, *device.card, config_of(id, p, whole_params(id, p)).shared_bytes).reason;
 }
 
+int64_t workspace(KernelId id, const Problem& p, const Device& device) {
+  Params x;
+  Tiles t;
+  return tiled(id, p, device, x) ? tile::plan(x, device.card->processors, nullptr, t) : 0;
+}
+
 void launch(KernelId id, const char* image, const Problem& p, const Device& device, const Launch& launch) {
   if (launch.step != cpu::ExactStep::kWhole) throw UnsupportedProblem("partial states of exact are computed from arrays in host memory only");
   Card& card = *device.card;
   Current current(card);
-  Params x = whole_params(id, p);
+  Params x;
+  if (launch.workspace && tiled(id, p, device, x)) return launch_tiled(p, device, launch, x);
+  x = whole_params(id, p);
   for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);
     Config c = config_of(id, p, x);

@@ -22,6 +22,9 @@ std::string prepare(KernelId id, const char* image, const Problem& p, const Devi
 // Enqueues the kernel on launch.stream: no allocation, no synchronisation, nothing read from device memory, so a call can be captured.
 void launch(KernelId id, const char* image, const Problem& p, const Device& device, const Launch& launch);
 
+// Bytes of device memory with which launch() takes a faster way to the same bytes; 0: there is none for the problem on this card.
+int64_t workspace(KernelId id, const Problem& p, const Device& device);
+
 // The function that runs a problem: "strata_v2_d256_g64".
 std::string symbol(KernelId id, const Problem& p);
 

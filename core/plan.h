@@ -20,7 +20,7 @@ struct Refusal {
 struct Plan {
   const Kernel* kernel = nullptr;
   Device device;
-  int64_t workspace_bytes = 0;
+  int64_t workspace_bytes = 0;     // CPU: what a run takes by itself; GPU: what it may be given
   std::string chosen_by;           // "default", "kernel=", "set_imma(True)", "STRATA_PROMPT_ATTN_OLD=1", ...
   std::vector<Refusal> refused;    // every other kernel
   std::vector<std::string> notes;  // switches that could not be followed

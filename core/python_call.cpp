@@ -217,10 +217,29 @@ void Call::bind_output(py::object out, py::object lse, bool fresh) {
   check_output(p_);
 }
 
-const Plan& Call::run(py::object out, py::object lse, bool fresh) {
+// Null where the kernel has no use for one.
+void* Call::bind_workspace(py::object workspace) {
+  if (workspace.is_none()) return nullptr;
+  if (p_.device.kind == DeviceKind::kCPU) throw InvalidInput("workspace is for GPU arrays; these are in host memory");
+  ArrayView a = view(workspace, "workspace", {"uint8"}, {1});
+  if (a.size() < plan_->workspace_bytes) throw InvalidInput(text("workspace has ", a.size(), " bytes, the plan's workspace_bytes are ", plan_->workspace_bytes));
+  if (plan_->workspace_bytes == 0) return nullptr;
+  if (a.readonly) throw InvalidInput("workspace is read-only");
+  constexpr uintptr_t kAlignment = 256;
+  if (uintptr_t rest = reinterpret_cast<uintptr_t>(a.data) % kAlignment)
+    throw InvalidInput(text("workspace's address is not a multiple of ", kAlignment, " bytes (the remainder is ", rest, ")"));
+  for (const ArrayView& input : views_)
+    if (input.size() > 0) check_same_device(input, a);
+  wait_for_producers({a});
+  views_.push_back(std::move(a));
+  return views_.back().data;
+}
+
+const Plan& Call::run(py::object out, py::object lse, bool fresh, py::object workspace) {
   plan();
   bind_output(out, lse, fresh);
   Launch launch;
+  launch.workspace = bind_workspace(workspace);
   launch.stream = reinterpret_cast<void*>(stream_.address);
   run_step(launch);
   return *plan_;

@@ -38,7 +38,8 @@ class Call {
   const Plan& plan(pybind11::object out);
   // out: an array as q, written; lse: float32 [n_q, n_head], or None. Fresh: both were made for this call, and may be written whatever
   // their library says.
-  const Plan& run(pybind11::object out, pybind11::object lse, bool fresh);
+  // workspace: uint8 [at least the plan's workspace_bytes] on the device, or None.
+  const Plan& run(pybind11::object out, pybind11::object lse, bool fresh, pybind11::object workspace);
   // Waits until the stream of a GPU call is done.
   void synchronize() const;
   // The two partial steps of `exact`: float32 A, b [n_q, n_head]; int64 L [n_q, n_head], O [n_q, n_head, head_dim].
@@ -56,6 +57,7 @@ class Call {
   ArrayView view(pybind11::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
                  Innermost innermost = Innermost::kContiguous) const;
   void bind_output(pybind11::object out, pybind11::object lse, bool fresh = false);
+  void* bind_workspace(pybind11::object workspace);
   void run_step(const Launch& launch);
 
   Problem p_;

@@ -323,8 +323,8 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
            py::arg("widths"), py::arg("granularity"), py::arg("kv_len"), py::arg("cu_seqlens_q"), py::arg("causal"), py::arg("window_left"),
            py::arg("sm_scale"), py::arg("kernel"), py::arg("stream"), py::arg("num_threads"), py::arg("isa") = py::none())
       .def("plan", [](Call& call, py::object out) { return plan_dict(call.plan(out)); }, py::arg("out") = py::none())
-      .def("run", [](Call& call, py::object out, py::object lse, bool fresh) { return plan_dict(call.run(out, lse, fresh)); }, py::arg("out"),
-           py::arg("lse"), py::arg("fresh") = false)
+      .def("run", [](Call& call, py::object out, py::object lse, bool fresh, py::object workspace) { return plan_dict(call.run(out, lse, fresh, workspace)); },
+           py::arg("out"), py::arg("lse"), py::arg("fresh") = false, py::arg("workspace") = py::none())
       .def("synchronize", &Call::synchronize)
       .def("exact_anchors", &Call::exact_anchors)
       .def("exact_sums", &Call::exact_sums)

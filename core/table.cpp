@@ -37,7 +37,10 @@ void cpu_launch(const Kernel&, const Problem& p, const Device& device, const Lau
   cpu::run(kernel, p, *device.isa, options(device, launch));
 }
 
-int64_t no_workspace(const Problem&, const Device&) { return 0; }
+template <cuda::KernelId id>
+int64_t cuda_workspace(const Problem& p, const Device& device) {
+  return cuda::workspace(id, p, device);
+}
 template <cuda::KernelId id>
 void cuda_launch(const Kernel& k, const Problem& p, const Device& device, const Launch& launch) {
   cuda::launch(id, k.image, p, device, launch);
@@ -64,7 +67,7 @@ Kernel cpu_row(const char* name, bool opt_in, const char* what) {
 template <cuda::KernelId id>
 Kernel cuda_row(const char* name, int min_sm, bool opt_in, bool portable, const char* what, const Serves& serves, const char* image) {
   return {name,         DeviceKind::kCUDA, min_sm,          opt_in,           portable,        what, serves, image,
-          no_workspace, cuda_launch<id>,   cuda_reasons<id>, cuda_prepare<id>};
+          cuda_workspace<id>, cuda_launch<id>, cuda_reasons<id>, cuda_prepare<id>};
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct Serves {
 
 struct Launch {
   void* stream = nullptr;     // GPU backends
-  void* workspace = nullptr;  // GPU backends
+  void* workspace = nullptr;  // GPU backends: of at least the plan's workspace_bytes, 256-byte aligned; or null
   cpu::ExactStep step = cpu::ExactStep::kWhole;  // exact
   cpu::ExactState state;                         // exact
 };

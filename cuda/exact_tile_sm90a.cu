@@ -497,10 +497,10 @@ using strata_pa::cuda::Tiles;
 #define STRATA_PA_BODY(call)
 #endif
 
-extern "C" __global__ void __launch_bounds__(512, 3) strata_exact_union(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
+extern "C" __global__ void __launch_bounds__(512, 3) strata_tile_union(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
   STRATA_PA_BODY(union_kernel(p, w));
 }
-extern "C" __global__ void __launch_bounds__(256, 8) strata_exact_cells(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
+extern "C" __global__ void __launch_bounds__(256, 8) strata_tile_cells(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
   STRATA_PA_BODY(cells_kernel(p, w));
 }
 extern "C" __global__ void __launch_bounds__(384, 1) strata_exact_tile_d256_g64(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {

@@ -2,8 +2,8 @@
 //
 // | symbol                       | grid                     | block | dynamic shared memory | parameters      | when            |
 // | ---------------------------- | ------------------------ | ----- | --------------------- | --------------- | --------------- |
-// | strata_exact_union           | union_grid()             | 512   | kv_len, rounded to 16 | Params, Tiles   | ids             |
-// | strata_exact_cells           | n_kv * ceil(kv_len/256)  | 256   | 0                     | Params, Tiles   | no ids          |
+// | strata_tile_union            | union_grid()             | 512   | kv_len, rounded to 16 | Params, Tiles   | ids             |
+// | strata_tile_cells            | n_kv * ceil(kv_len/256)  | 256   | 0                     | Params, Tiles   | no ids          |
 // | strata_exact_tile_d256_g64   | Tiles::blocks            | 384   | kSharedBytes          | Params, Tiles   | always          |
 // | strata_exact_rest_d256_g64   | rest_grid()              | 128   | that of exact         | Params, Tiles   | always          |
 //
@@ -28,7 +28,7 @@ struct Tiles {
 
 namespace tile {
 constexpr int kQueries = 4, kHeads = 12, kRows = kQueries * kHeads;
-constexpr int kThreads = 384, kUnionThreads = 512;
+constexpr int kThreads = 384, kUnionThreads = 512, kCellsThreads = 256;
 // Of 64 cells: K's places in 16 bytes [64], k_scale [64][4], levels with masks [64], V's places [64], v_scale [4][64].
 constexpr int kKScales = 256, kLevels = 768, kVPlaces = 1024, kVScales = 1280, kRecordBytes = 1792;
 // A stage: 64 cells of codes, their scores, and of a record k_scale and levels, or v_scale.
@@ -43,7 +43,7 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 
 // Does it serve the problem? head_dim 256 is known. pool_bytes: what the larger of k and v spans.
 inline bool serves(const Params& p, int64_t pool_bytes) {
-  return p.group == 64 && p.heads_per_kv == kHeads && p.n_seq == 1 && p.pages > 0 && pool_bytes <= kPlaceLimit &&
+  return p.group == 64 && p.heads_per_kv == kHeads && p.n_seq == 1 && p.pages > 0 && p.seq[0].kv_len > 0 && pool_bytes <= kPlaceLimit &&
          p.seq[0].kv_len <= (p.ids ? kMostCells : kMostDense);
 }
 
@@ -64,6 +64,10 @@ inline int64_t plan(const Params& p, int32_t processors, unsigned char* at, Tile
   return used;
 }
 
+inline uint32_t union_shared_bytes(const Params& p) { return static_cast<uint32_t>(round_up(p.seq[0].kv_len, 16)); }
+inline uint32_t cells_grid(const Params& p) {
+  return static_cast<uint32_t>(p.n_kv * ((p.seq[0].kv_len + kCellsThreads - 1) / kCellsThreads));
+}
 inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast<uint32_t>(p.ids_head_stride == 0 ? t.tiles : t.tiles * p.n_kv); }
 inline uint32_t rest_grid(const Params& p, const Tiles& t, int32_t processors) {  // two blocks per processor
   const int32_t most = 2 * processors / p.n_kv > 0 ? 2 * processors / p.n_kv : 1;

@@ -1,7 +1,8 @@
-"""Checks and times the tiled form of exact on the GPU that is here: against the golden digests, and against the plain form on random problems.
+"""Checks and times the tiled form of exact on the GPU that is here: the golden digests, and random problems against the plain form.
 
-    python exact_tile.py [--only golden,sweep,speed,parts] [--json record.json]
+python exact_tile.py [--only golden,sweep,speed,parts] [--json record.json]
 """
+
 import argparse
 import ctypes
 import datetime
@@ -17,9 +18,9 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "golden")]
 import check  # noqa: E402
-import driver  # noqa: E402
 import inputs  # noqa: E402
 from kernels import Kernels, Params, Problem  # noqa: E402
+
 from strata_pa import reference  # noqa: E402
 
 OUT = ROOT / "build" / "gpu_kernels"
@@ -28,13 +29,18 @@ FLAGS = ("-std=c++17", "-O3", "--resource-usage", "-Werror", "all-warnings", "-g
 
 def build(name="exact_tile_sm90a"):
     OUT.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "exact_tile.so", ROOT / "ci/gpu_kernels/exact_tile.cpp"], check=True)
+    source = ROOT / "ci/gpu_kernels/exact_tile.cpp"
+    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "exact_tile.so", source], check=True)
     subprocess.run(["nvcc", *FLAGS, "-cubin", "-o", OUT / f"{name}.sm_90.cubin", ROOT / f"cuda/{name}.cu"], check=True)
 
 
 class Tiles(ctypes.Structure):
-    _fields_ = [*[(x, ctypes.c_uint64) for x in ("records", "scores", "counts", "flags", "next")], ("item_cells", ctypes.c_int64),
-                ("tiles", ctypes.c_int32), ("blocks", ctypes.c_int32)]
+    _fields_ = [
+        *[(x, ctypes.c_uint64) for x in ("records", "scores", "counts", "flags", "next")],
+        ("item_cells", ctypes.c_int64),
+        ("tiles", ctypes.c_int32),
+        ("blocks", ctypes.c_int32),
+    ]
 
 
 class TileKernels:
@@ -44,10 +50,10 @@ class TileKernels:
         assert self.lib.tiles_bytes() == ctypes.sizeof(Tiles)
         d = kernels.driver
         module = d.load(image)
-        self.f = {x: d.function(module, f"strata_exact_{x}") for x in ("union", "cells", "tile_d256_g64", "rest_d256_g64")}
+        self.f = {x: d.function(module, f"strata_{x}") for x in ("tile_union", "tile_cells", "exact_tile_d256_g64", "exact_rest_d256_g64")}
         self.shared = self.lib.tile_shared_bytes()
-        d.allow_shared(self.f["tile_d256_g64"], self.shared)
-        d.allow_shared(self.f["union"], 196608)
+        d.allow_shared(self.f["exact_tile_d256_g64"], self.shared)
+        d.allow_shared(self.f["tile_union"], 196608)
         number = ctypes.c_int()
         d.call("cuDeviceGetAttribute", ctypes.byref(number), 16, d.device)
         self.processors = number.value
@@ -65,21 +71,23 @@ class TileKernels:
         at = d.alloc(size)
         d.fill(at, 0xCD, size)
         self.lib.tile_plan(ctypes.byref(own), self.processors, ctypes.c_void_p(at), ctypes.byref(t))
-        grid, block, shared = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
-        ks.lib.config_for(4, ctypes.byref(own), 256, ctypes.byref(grid), ctypes.byref(block), ctypes.byref(shared))
-        d.allow_shared(self.f["rest_d256_g64"], shared.value)
+        shared, other = ctypes.c_uint(), ctypes.byref(ctypes.c_uint())
+        ks.lib.config_for(4, ctypes.byref(own), 256, other, other, ctypes.byref(shared))
+        d.allow_shared(self.f["exact_rest_d256_g64"], shared.value)
         items, kv_len = t.tiles * own.n_kv, own.seq[0].kv_len
 
         def work():
             if "first" in parts:
                 if own.ids:
-                    d.launch(self.f["union"], self.lib.union_grid(ctypes.byref(own), ctypes.byref(t)), 512, (kv_len + 15) // 16 * 16, own, t)
+                    grid = self.lib.union_grid(ctypes.byref(own), ctypes.byref(t))
+                    d.launch(self.f["tile_union"], grid, 512, (kv_len + 15) // 16 * 16, own, t)
                 else:
-                    d.launch(self.f["cells"], own.n_kv * -(-kv_len // 256), 256, 0, own, t)
+                    d.launch(self.f["tile_cells"], own.n_kv * -(-kv_len // 256), 256, 0, own, t)
             if "tile" in parts:
-                d.launch(self.f["tile_d256_g64"], t.blocks, 384, self.shared, own, t)
+                d.launch(self.f["exact_tile_d256_g64"], t.blocks, 384, self.shared, own, t)
             if "rest" in parts:
-                d.launch(self.f["rest_d256_g64"], self.lib.rest_grid(ctypes.byref(own), ctypes.byref(t), self.processors), 128, shared.value, own, t)
+                grid = self.lib.rest_grid(ctypes.byref(own), ctypes.byref(t), self.processors)
+                d.launch(self.f["exact_rest_d256_g64"], grid, 128, shared.value, own, t)
 
         work.workspace = size
         return work, lambda: (d.get(t.flags, items, np.int32), d.get(t.counts, items, np.int32))
@@ -91,8 +99,11 @@ class TileKernels:
         work, flags = self.launcher(problem)
         work()
         d.sync()
-        return (d.get(problem.params.out, (problem.n_q, problem.n_head, problem.dim), problem.out_type),
-                d.get(problem.params.lse, (problem.n_q, problem.n_head), np.float32), flags()[0])
+        return (
+            d.get(problem.params.out, (problem.n_q, problem.n_head, problem.dim), problem.out_type),
+            d.get(problem.params.lse, (problem.n_q, problem.n_head), np.float32),
+            flags()[0],
+        )
 
 
 def random_problem(seed):
@@ -165,8 +176,12 @@ def random_problem(seed):
             ids[r.random(ids.shape) < 0.05] = r.choice([-(2**31), -7, 2**31 - 1, 2**30, 2**24, kv_len + 3])
         if r.random() < 0.6:
             widths = r.integers(0, cap + 1, n_q).astype(np.int32)
-    options = dict(granularity=granularity, causal=bool(r.random() < 0.8), window_left=int(r.choice([-1, -1, 0, 5, 40, 100])),
-                   sm_scale=None if r.random() < 0.7 else float(r.uniform(0.01, 0.2)))
+    options = dict(
+        granularity=granularity,
+        causal=bool(r.random() < 0.8),
+        window_left=int(r.choice([-1, -1, 0, 5, 40, 100])),
+        sm_scale=None if r.random() < 0.7 else float(r.uniform(0.01, 0.2)),
+    )
     bfloat16 = seed % 4 == 3
     if seed % 4 == 2:
         with np.errstate(over="ignore"):
@@ -184,7 +199,7 @@ def apart(context=32768, n_q=2048, width=2051, seed=1):
     q = r.normal(0, 2, (n_q, 24, 256)).astype(np.float32)
     ids = np.empty((n_q, width), np.int32)
     for i in range(0, n_q, 4):
-        ids[i:i + 4] = np.sort(r.permutation(context - n_q)[:4 * width].reshape(4, width), -1)
+        ids[i : i + 4] = np.sort(r.permutation(context - n_q)[: 4 * width].reshape(4, width), -1)
     return {**p, "q": q, "ids": ids, "widths": np.full(n_q, width, np.int32)}
 
 
@@ -236,11 +251,12 @@ class TileChecks:
             right, items, left = right + same, items + len(flags), left + int(flags.sum())
             if not same:
                 rows = np.argwhere((check.bits(out) != check.bits(want)).any(-1))
-                self.note(False, f"sweep {seed} {kind} rows {rows[:4].tolist()} ({len(rows)}) of {out.shape[:2]} kv_len {p['kv_len']} ids {None if p['ids'] is None else p['ids'].shape} "
-                                 f"{ {k: v for k, v in options.items()} } lse {np.array_equal(lse, want_lse, equal_nan=True)} flags {flags.tolist()[:8]}")
+                same_lse = np.array_equal(lse, want_lse, equal_nan=True)
+                self.note(False, f"sweep {seed} {kind} {options} lse {same_lse} rows {rows[:4].tolist()} ({len(rows)}) of {out.shape[:2]}")
             self.k.driver.free_all()
         print(f"sweep {right} of {count} as the plain form; {left} of {items} items left to it", flush=True)
-        self.record["sweep against the plain form"] = {"problems": count, "right": right, "items": items, "items left to the plain form": left}
+        found = {"problems": count, "right": right, "items": items, "items left to the plain form": left}
+        self.record["sweep against the plain form"] = found
 
     def profile(self):
         self.t.run(Problem(self.k, check.shape_problem(*check.SHAPES["32768/2048"])))
@@ -264,7 +280,12 @@ class TileChecks:
                 self.note(row["max_rel_error"] <= 1e-6, f"{name}: error {row['max_rel_error']}")
             plain, _ = problem.run("exact")
             self.note(np.array_equal(check.bits(out), check.bits(plain)), f"{name}: not the bytes of the plain form")
-            for label, parts in (("ms", ("first", "tile", "rest")), ("first alone", ("first",)), ("tile alone", ("tile",)), ("rest alone", ("rest",))):
+            for label, parts in (
+                ("ms", ("first", "tile", "rest")),
+                ("first alone", ("first",)),
+                ("tile alone", ("tile",)),
+                ("rest alone", ("rest",)),
+            ):
                 work, _ = self.t.launcher(problem, ("first", "tile", "rest"))
                 work()
                 only, _ = self.t.launcher(problem, parts)
@@ -297,9 +318,14 @@ def main():
         began = time.time()
         getattr(checks, part)()
         print(f"-- {part}: {time.time() - began:.1f} s", flush=True)
-    record = {"what": "The tiled form of exact alone, launched through the driver: bytes, errors against float64, medians of CUDA events",
-              "card": checks.k.driver.name, "cuda_driver": checks.k.driver.version, "date": datetime.date.today().isoformat(),
-              "failures": checks.failures, **checks.record}
+    record = {
+        "what": "The tiled form of exact alone, launched through the driver: bytes, errors against float64, medians of CUDA events",
+        "card": checks.k.driver.name,
+        "cuda_driver": checks.k.driver.version,
+        "date": datetime.date.today().isoformat(),
+        "failures": checks.failures,
+        **checks.record,
+    }
     if asked.json:
         asked.json.write_text(json.dumps(record, indent=1) + "\n")
     print("FAILURES", len(checks.failures), flush=True)

@@ -34,6 +34,11 @@ class DeviceArray:
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self._memory.address, False), "strides": None, "version": 3}
 
 
+def workspace_on(device: str, size: int) -> DeviceArray | None:
+    """What a plan with workspace_bytes `size` may be given; None where it has no use for it."""
+    return DeviceArray(np.zeros(size, np.uint8), ordinal_of(device)) if size and device != "cpu" else None
+
+
 def ordinal_of(device: str) -> int:
     """1 of "cuda:1"."""
     return int(device.rpartition(":")[2])

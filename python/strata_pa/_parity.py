@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from . import _core, reference
 from ._cases import Case
-from ._device import DeviceArray, ordinal_of, to_device
+from ._device import DeviceArray, ordinal_of, to_device, workspace_on
 from .attention import plan, prompt_attention
 from .cache import PagedKV
 from .info import capabilities, kernels
@@ -178,8 +178,10 @@ def measure(
                 step(what)
             continue
 
-        def run(name: str = name) -> None:
-            prompt_attention(here.q, here.kv, kernel=name, out=here.out, num_threads=threads, **here.options)
+        workspace = workspace_on(target.device, chosen.workspace_bytes)
+
+        def run(name: str = name, workspace: DeviceArray | None = workspace) -> None:
+            prompt_attention(here.q, here.kv, kernel=name, out=here.out, num_threads=threads, workspace=workspace, **here.options)
 
         here.clear()
         times = []

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from . import reference
-from ._device import DeviceArray, ordinal_of, to_device
+from ._device import DeviceArray, ordinal_of, to_device, workspace_on
 from .attention import plan, prompt_attention
 from .cache import PagedKV, quantize_kv
 
@@ -21,7 +21,7 @@ def check_kernel(device: str, name: str, portable: bool) -> str:
     chosen = plan(on_device, kv_there, **arguments)
     poison = np.full(q.shape, np.nan, np.float32)
     out = DeviceArray(poison, ordinal_of(device))
-    prompt_attention(on_device, kv_there, out=out, **arguments)
+    prompt_attention(on_device, kv_there, out=out, workspace=workspace_on(device, chosen.workspace_bytes), **arguments)
     answer = out.read()
     notes = "".join(f"; {note}" for note in chosen.notes)
     if portable:

@@ -15,7 +15,8 @@ class Plan:
         kernel: the kernel's name, e.g. "fp32".
         backend: "cpu", "cuda" or "hip".
         device: "cpu", "cuda:0", ...
-        workspace_bytes: scratch memory that a run takes, all threads together.
+        workspace_bytes: scratch memory that a run takes, all threads together; on a GPU what it can be given (`workspace=`), 0: no
+            use for it.
         refused: every other kernel with the reasons why it does not run.
         architecture: what the kernel is compiled for: the instruction-set path of the CPU, or "sm_90".
         num_threads: CPU threads.
@@ -104,6 +105,7 @@ def prompt_attention(
     out: Array | None = None,
     stream: object = None,
     num_threads: int | None = None,
+    workspace: Array | None = None,
 ) -> Array:
     """Attention of prompt queries over a paged int8 KV cache.
 
@@ -134,6 +136,9 @@ def prompt_attention(
             The call returns before the work is done; with a stream that is not the current one, use `out` only after waiting for it.
         num_threads: CPU threads, 1 to 1024, for arrays in host memory; None: STRATA_PA_NUM_THREADS, otherwise the CPUs that the process
             may run on. The bytes do not depend on it.
+        workspace: on a GPU, uint8 `[n]` of at least the plan's `workspace_bytes`, its address a multiple of 256, which no other call uses
+            before this one is done: with it `exact` takes its fast form where there is one. None: allocated where `out` and `stream` are
+            None too and q is of PyTorch or CuPy, otherwise the plain form runs. The bytes do not depend on it.
 
     Returns:
         `out` `[n_q, n_head, head_dim]` of q's dtype; with `return_lse` the pair `(out, lse)`, lse float32 `[n_q, n_head]`. New arrays
@@ -170,10 +175,14 @@ def prompt_attention(
     )
     fresh = out is None
     if out is None:
-        call.plan()  # refuses before anything is allocated
+        facts = call.plan()  # refuses before anything is allocated
         out = empty_like_kind(q, call.shape, call.dtype, call.device)
+        size = facts["workspace_bytes"]
+        # The allocators of PyTorch and CuPy hand the memory on in the order of the current stream.
+        if workspace is None and stream is None and size and call.device != "cpu" and not is_jax(out):
+            workspace = empty_like_kind(q, (size,), "uint8", call.device)
     lse = empty_like_kind(q, call.shape[:2], "float32", call.device) if return_lse else None
-    call.run(out, lse, fresh)
+    call.run(out, lse, fresh, workspace)
     if fresh and is_jax(out):
         call.synchronize()
     return (out, lse) if return_lse else out

@@ -139,7 +139,7 @@ EXPORT int cuDeviceGetName(char* name, int size, int device) {
 EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
   ENTER();
   const Card& card = cards.at(device - 100);
-  *value = attribute == 75 ? card.sm / 10 : attribute == 76 ? card.sm % 10 : attribute == 97 ? card.shared : -1;
+  *value = attribute == 75 ? card.sm / 10 : attribute == 76 ? card.sm % 10 : attribute == 97 ? card.shared : attribute == 16 ? 132 : -1;
   return *value < 0 ? kInvalidValue : 0;
 }
 EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {

@@ -88,6 +88,51 @@ def test_symbols_and_shapes(driver):
     assert all(block in (64, 128) for _, block in launches.values())
 
 
+def test_exact_takes_its_tiled_form_with_a_workspace(driver):
+    fake = driver(90, 80)
+    for ids, first in ((None, ("strata_tile_cells", 2, 256, 0)), (FakeArray((9, 30), np.int32), ("strata_tile_union", 3, 512, 32))):
+        q, kv, out = birth(n_q=9)
+        plan = strata_pa.plan(q, kv, ids=ids, kernel="exact")
+        size = plan.workspace_bytes
+        items, records, words = 3 * 2, 28 * 64, 4 * 48 * 64  # 24 cells: one record of 64; three tiles, two KV heads
+        assert size >= (items if ids else 2) * records + items * words
+        fake.forget()
+        run(q, kv, out, ids=ids, kernel="exact", workspace=FakeArray((size,), np.uint8))
+        launches = [(launch.symbol.decode(), launch.grid, launch.block, launch.shared) for launch in fake.launches]
+        assert launches[0] == first
+        assert [x[:3] for x in launches[1:]] == [("strata_exact_tile_d256_g64", 6, 384), ("strata_exact_rest_d256_g64", 6, 128)]
+        assert 200 << 10 < launches[1][3] < 227 << 10
+        fake.forget()
+        run(q, kv, out, ids=ids, kernel="exact")
+        assert [launch.symbol for launch in fake.launches] == [b"strata_exact_d256_g64"]
+        for wrong, words_of_it in (
+            (FakeArray((size - 1,), np.uint8), f"workspace has {size - 1} bytes, the plan's workspace_bytes are {size}"),
+            (
+                FakeArray((size,), np.uint8, address=(1 << 30) + 16),
+                "workspace's address is not a multiple of 256 bytes .the remainder is 16",
+            ),
+            (FakeArray((size,), np.uint8, readonly=True), "workspace is read-only"),
+            (FakeArray((size,), np.uint8, ordinal=1), "workspace"),
+            (FakeArray((size,), np.int8), "workspace"),
+        ):
+            with pytest.raises(strata_pa.InvalidInput, match=words_of_it):
+                run(q, kv, out, ids=ids, kernel="exact", workspace=wrong)
+
+
+def test_the_tiled_form_is_for_one_geometry_and_one_architecture(driver):
+    driver(90, 80)
+    q, kv, _ = birth()
+    assert strata_pa.plan(q, kv, kernel="exact").workspace_bytes > 0
+    for kernel in ("v2", "v1", "fp32", "imma"):
+        assert strata_pa.plan(q, kv, kernel=kernel).workspace_bytes == 0
+    assert strata_pa.plan(*birth(ordinal=1)[:2], kernel="exact").workspace_bytes == 0
+    long = birth(page_table=FakeArray((4097,), np.int32))  # 16,388 cells
+    assert strata_pa.plan(*long[:2], kernel="exact").workspace_bytes == 0
+    assert strata_pa.plan(*long[:2], ids=FakeArray((3, 40), np.int32), kernel="exact").workspace_bytes > 0
+    two = birth(page_table=FakeArray((2, 3), np.int32))
+    assert strata_pa.plan(*two[:2], cu_seqlens_q=[0, 1, 3], kernel="exact").workspace_bytes == 0
+
+
 @pytest.mark.parametrize(("sm", "compiled"), [(75, False), (80, False), (87, False), (90, False), (110, True), (121, False), (130, True)])
 def test_ptx_is_noted(driver, sm, compiled):
     """87 runs 86's cubin and 121 runs 120's; 110 has no relative among the cubins, 130 is newer than all."""
@@ -110,9 +155,12 @@ def test_cards_below_the_list_are_refused_by_name(driver, sm):
     assert (card["name"], card["kernels"], card["default"]) == (f"Card {sm}", [], None)
 
 
-def runs_as(major, minor, least):
-    """CUDA's rules: a cubin runs on its major version from its minor one up; PTX is compiled for any later card. None: refused."""
+def runs_as(major, minor, least, only=False):
+    """CUDA's rules: a cubin runs on its major version from its minor one up; PTX is compiled for any later card. None: refused.
+    only: code for one architecture ("sm_90a")."""
     sm = 10 * major + minor
+    if only:
+        return f"sm_{sm}" if sm == least else None
     mine = [arch for arch in BUILT if arch >= least]
     cubins = [arch for arch in mine if arch // 10 == major and arch % 10 <= minor]
     ptx = [arch for arch in (mine[0], mine[-1]) if arch <= sm]
@@ -125,7 +173,8 @@ def test_any_capability_is_listed_or_refused(major, minor):
         pytest.skip("this build is without CUDA")
     want = {}
     for image in _core.cuda_images():
-        best = runs_as(major, minor, int(image["name"].rpartition("_sm")[2]))
+        least = image["name"].rpartition("_sm")[2]
+        best = runs_as(major, minor, int(least.removesuffix("a")), only=least.endswith("a"))
         want |= {image["name"]: best} if best else {}
     assert _core.cuda_choose("nvidia", major, minor) == want
     assert _core.cuda_choose("amd", major, minor) == {}
