@@ -133,23 +133,29 @@ bool tiled(KernelId id, const Problem& p, const Device& device, Params& x) {
   return tile::serves(x, pool_bytes(p));
 }
 
-void launch_tiled(const Problem& p, const Device& device, const Launch& launch, Params& x) {
+// False, and nothing launched, where the driver does not take its functions: the plain form gives the same bytes.
+bool launch_tiled(const Problem& p, const Device& device, const Launch& launch, Params& x) {
   Card& card = *device.card;
   Tiles t = {};
   tile::plan(x, card.processors, static_cast<unsigned char*>(launch.workspace), t);
-  auto start = [&](const char* name, uint32_t grid, uint32_t block, uint32_t shared_bytes) {
-    Function f = card.function(*find_image(kTileImage), name, shared_bytes);
-    if (!f.reason.empty()) throw DriverError(text("exact: ", f.reason));
-    void* arguments[] = {&x, &t};
-    card.driver(card.driver.launch, f.handle, grid, 1u, 1u, block, 1u, 1u, shared_bytes, launch.stream, arguments, nullptr);
-  };
-  if (p.ids)
-    start("strata_tile_union", tile::union_grid(x, t), tile::kUnionThreads, tile::union_shared_bytes(x));
-  else
-    start("strata_tile_cells", tile::cells_grid(x), tile::kCellsThreads, 0);
-  start("strata_exact_tile_d256_g64", static_cast<uint32_t>(t.blocks), tile::kThreads, tile::kSharedBytes);
   const Config plain = config(KernelId::kExact, x, 256);
-  start("strata_exact_rest_d256_g64", tile::rest_grid(x, t, card.processors), plain.block, plain.shared_bytes);
+  struct Step {
+    const char* name;
+    uint32_t grid, block, shared_bytes;
+    Function f;
+  };
+  Step steps[] = {p.ids ? Step{"strata_tile_union", tile::union_grid(x, t), tile::kUnionThreads, tile::union_shared_bytes(x), {}}
+                        : Step{"strata_tile_cells", tile::cells_grid(x), tile::kCellsThreads, 0, {}},
+                  {"strata_exact_tile_d256_g64", static_cast<uint32_t>(t.blocks), tile::kThreads, tile::kSharedBytes, {}},
+                  {"strata_exact_rest_d256_g64", tile::rest_grid(x, t, card.processors), plain.block, plain.shared_bytes, {}}};
+  for (Step& s : steps) {
+    s.f = card.function(*find_image(kTileImage), s.name, s.shared_bytes);
+    if (!s.f.reason.empty()) return false;
+  }
+  void* arguments[] = {&x, &t};
+  for (const Step& s : steps)
+    card.driver(card.driver.launch, s.f.handle, s.grid, 1u, 1u, s.block, 1u, 1u, s.shared_bytes, launch.stream, arguments, nullptr);
+  return true;
 }
 
 Function load(KernelId id, const char* image, const Problem& p, Card& card, uint32_t shared_bytes) {
@@ -195,7 +201,7 @@ void launch(KernelId id, const char* image, const Problem& p, const Device& devi
   Card& card = *device.card;
   Current current(card);
   Params x;
-  if (launch.workspace && tiled(id, p, device, x)) return launch_tiled(p, device, launch, x);
+  if (launch.workspace && tiled(id, p, device, x) && launch_tiled(p, device, launch, x)) return;
   x = whole_params(id, p);
   for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);

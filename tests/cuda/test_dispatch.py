@@ -119,6 +119,15 @@ def test_exact_takes_its_tiled_form_with_a_workspace(driver):
                 run(q, kv, out, ids=ids, kernel="exact", workspace=wrong)
 
 
+def test_the_plain_form_stands_in_for_a_tiled_one_that_the_driver_refuses(driver):
+    fake = driver(90)
+    fake.fail("cuFuncSetAttribute", 1, symbol="strata_exact_tile_")
+    q, kv, out = birth()
+    size = strata_pa.plan(q, kv, kernel="exact").workspace_bytes
+    run(q, kv, out, kernel="exact", workspace=FakeArray((size,), np.uint8))
+    assert [launch.symbol for launch in fake.launches] == [b"strata_exact_d256_g64"]
+
+
 def test_the_tiled_form_is_for_one_geometry_and_one_architecture(driver):
     driver(90, 80)
     q, kv, _ = birth()

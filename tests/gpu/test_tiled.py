@@ -1,0 +1,86 @@
+"""exact with a workspace: the bytes of its plain form, in every call that takes the tiled one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from on_gpu import Placed, device, digest
+from problems import same_bytes
+
+import strata_pa
+from strata_pa._device import DeviceArray, ordinal_of, to_device, workspace_on
+
+PORTABLE = json.loads((Path(__file__).parents[1] / "golden" / "portable.json").read_text())["cases"]
+HERE = device()
+cases = pytest.mark.parametrize("name", [name for name in PORTABLE if not name.startswith("layer")])
+pytestmark = pytest.mark.skipif(not HERE or HERE["architecture"] != "sm_90", reason="the tiled form is for sm_90")
+
+
+def with_workspace(placed):
+    size = strata_pa.plan(placed.q, placed.kv, kernel="exact", **placed.options).workspace_bytes
+    assert size > 0
+    return workspace_on(HERE["device"], size)
+
+
+@cases
+@pytest.mark.parametrize("step", [None, 1, 7, 64])
+def test_golden_digests(name, step):
+    placed = Placed(name)
+    assert digest(placed.run(step, kernel="exact", workspace=with_workspace(placed))) == PORTABLE[name]["exact"]
+
+
+@cases
+def test_shuffled_pages(name):
+    placed = Placed(name, shuffle=11)
+    assert digest(placed.run(kernel="exact", workspace=with_workspace(placed))) == PORTABLE[name]["exact"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_problems(seed):
+    """Lists that are not sorted, name cells twice or nothing; masked pages; large scores; values that are not finite; windows; 16-bit q."""
+    r = np.random.default_rng(seed)
+    n_kv, page_size, kv_len = int(r.choice([1, 2, 3])), int(r.choice([1, 4, 17])), int(r.choice([1, 65, 300, 1000]))
+    n_q, pages = int(min(r.integers(1, 23), kv_len)), -(-kv_len // page_size)
+    shape = (pages, n_kv, page_size)
+    k, v = (r.integers(-128, 128, (*shape, 256)).astype(np.int8) for _ in range(2))
+    ks, vs = (r.uniform(0.002, 0.03, (*shape, 4)).astype(np.float16) for _ in range(2))
+    q = r.normal(0, float(r.choice([0.1, 2, 40, 1000])), (n_q, 12 * n_kv, 256)).astype(r.choice([np.float32, np.float16]))
+    if seed % 5 == 0:
+        q[r.random(q.shape) < 0.001] = np.nan
+        vs[r.random(vs.shape) < 0.001] = np.inf
+    table = r.permutation(pages).astype(np.int32)
+    if seed % 3 == 0:
+        table[r.random(pages) < 0.2] = -1
+    options = {"kv_len": kv_len, "causal": bool(r.random() < 0.8), "window_left": int(r.choice([-1, 5, 100]))}
+    if seed % 4:
+        ids = np.stack([r.permutation(kv_len)[: max(1, kv_len // 2)] for _ in range(n_q)]).astype(np.int32)
+        ids = np.sort(ids, -1) if seed % 2 else ids
+        if seed % 8 == 1:
+            ids[r.random(ids.shape) < 0.1] = ids[0, 0]
+        options |= {"ids": ids, "widths": r.integers(0, ids.shape[1] + 1, n_q).astype(np.int32)}
+    kv = strata_pa.PagedKV(k, v, ks, vs, table)
+    want = strata_pa.prompt_attention(q, kv, kernel="exact", return_lse=True, **options)
+    there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
+    size = strata_pa.plan(there, kv_there, kernel="exact", **options_there).workspace_bytes
+    assert size > 0
+    out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
+    strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
+    assert same_bytes(out.read(), want[0])
+
+
+def test_capture():
+    torch = pytest.importorskip("torch")
+    placed = Placed("select2100")
+    workspace = with_workspace(placed)
+    run = {"out": placed.out, "kernel": "exact", "workspace": workspace, **placed.options}
+    strata_pa.prompt_attention(placed.q, placed.kv, **run)
+    want = digest(placed.out.read())
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        strata_pa.prompt_attention(placed.q, placed.kv, stream=stream, **run)
+    for _ in range(2):
+        placed.out.write(np.full(placed.out.shape, np.nan, placed.out.dtype))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert digest(placed.out.read()) == want == PORTABLE["select2100"]["exact"]
