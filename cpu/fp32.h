@@ -76,17 +76,27 @@ struct Fp32 {
 
   // Block sums are added in adjacent pairs: block i's sum x ends `joins` = (trailing ones of i) pairs, with the sums that wait in slots
   // `slot` - 1, `slot` - 2, ...; the result waits in slot `slot` - joins. s: [slot][row][kChunk], slots `plane` apart.
-  template <int R>
+  // The last block's last pair leaves the score in slot 0 and what its sum rounded away in slot 1.
+  template <int R, bool kLast>
   static void scores(const float* q, int64_t dim, const float* k, float* s, int64_t plane, int joins) {
     F x[R][S::kVecsF];
     chains<R>(q, dim, k, kDims, x);
-    for (int i = 0; i < joins; ++i) {
+    for (int i = 0; i < joins - kLast; ++i) {
       s -= plane;
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < S::kVecsF; ++v) x[r][v] = S::add(S::load(s + r * kChunk + v * L), x[r][v]);
     }
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < S::kVecsF; ++v) S::store(s + r * kChunk + v * L, x[r][v]);
+      for (int v = 0; v < S::kVecsF; ++v) {
+        float* at = s + r * kChunk + v * L;
+        if constexpr (kLast) {
+          const F lower = S::load(at - plane), sum = S::add(lower, x[r][v]), u = S::sub(sum, lower);
+          S::store(at - plane, sum);
+          S::store(at, S::add(S::sub(lower, S::sub(sum, u)), S::sub(x[r][v], u)));
+        } else {
+          S::store(at, x[r][v]);
+        }
+      }
   }
   // acc[r][tile] = acc * alpha + sum of e * v.
   template <int R>
@@ -99,18 +109,21 @@ struct Fp32 {
         S::store(at, S::fma(S::load(at), S::set(alpha[r]), x[r][j]));
       }
   }
-  template <int R>
+  template <int R, bool kLast>
   static void scores_from(int rows, const float* q, int64_t dim, const float* k, float* s, int64_t plane, int joins) {
-    for (; rows >= R; rows -= R, q += R * dim, s += R * kChunk) scores<R>(q, dim, k, s, plane, joins);
+    for (; rows >= R; rows -= R, q += R * dim, s += R * kChunk) scores<R, kLast>(q, dim, k, s, plane, joins);
     if constexpr (R > 1)
-      if (rows) scores_from<R - 1>(rows, q, dim, k, s, plane, joins);
+      if (rows) scores_from<R - 1, kLast>(rows, q, dim, k, s, plane, joins);
   }
   static void all_scores(const Job& job, Buffers& b, int rows) {
     const int64_t plane = int64_t{rows} * kChunk;
+    const int blocks = job.dim / kDims;
     for (int tile = 0; tile < kTiles; ++tile)
-      for (int i = 0; i < job.dim / kDims; ++i)
-        scores_from<S::kRowsF>(rows, b.q + i * kDims, job.dim, b.k + (int64_t{tile} * job.dim + i * kDims) * kTile,
-                               b.s + tile * kTile + __builtin_popcount(i) * plane, plane, __builtin_ctz(~i));
+      for (int i = 0; i < blocks; ++i) {
+        const auto from = i == blocks - 1 ? scores_from<S::kRowsF, true> : scores_from<S::kRowsF, false>;
+        from(rows, b.q + i * kDims, job.dim, b.k + (int64_t{tile} * job.dim + i * kDims) * kTile,
+             b.s + tile * kTile + __builtin_popcount(i) * plane, plane, __builtin_ctz(~i));
+      }
   }
   template <int R>
   static void values_from(int rows, const float* e, const float* v, const float* alpha, float* acc, int64_t dim, int n) {
@@ -120,7 +133,7 @@ struct Fp32 {
   }
 
   // Scores to e, in place; alpha, l and m.
-  static void softmax(Buffers& b, int row, uint64_t seen) {
+  static void softmax(Buffers& b, int row, int64_t plane, uint64_t seen) {
     float* s = b.s + row * kChunk;
     if (!seen) {
       for (int j = 0; j < kChunk; j += L) S::store(s + j, S::set(0.0f));
@@ -136,7 +149,8 @@ struct Fp32 {
       const F x = S::load(s + j * L);
       finite &= S::all_finite(S::mask(seen >> (j * L)), x);
       n[j] = S::rint(x);
-      p[j] = A::poly(S::sub(x, n[j]));
+      const F low = S::zero_below(S::load(s + plane + j * L), S::sub(S::set(0x1.fffffep15f), S::abs(x)), 0.0f);  // where |x| < 65536
+      p[j] = A::poly(S::add(S::sub(x, n[j]), low));
       top = S::max(top, S::keep(S::mask(seen >> (j * L)), n[j], -__builtin_inff()));
     }
     if (!finite) b.bad[row] = 1;
@@ -176,7 +190,7 @@ struct Fp32 {
         if (!b.block->any[first / 64]) continue;
         pack_k(job, *b.block, first, b.k);
         all_scores(job, b, rows);
-        for (int r = 0; r < rows; ++r) softmax(b, r, b.block->visible[r / job.heads][first / 64]);
+        for (int r = 0; r < rows; ++r) softmax(b, r, int64_t{rows} * kChunk, b.block->visible[r / job.heads][first / 64]);
         pack_v(job, *b.block, first, b.v);
         const int n = 64 - __builtin_clzll(b.block->any[first / 64]);
         for (int d = 0; d < dim; d += kTile)

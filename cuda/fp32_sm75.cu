@@ -172,20 +172,25 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
           float& of_32 = sh.partial[(c * H + r) * kFp32Threads + tid];
           float& of_64 = sh.partial[(2 * R + c * H + r) * kFp32Threads + tid];
           float& of_128 = e[16 * c * R + r];
+          auto last = [&](float lower) {  // of_32 keeps what the sum rounds away
+            const float sum = __fadd_rn(lower, x), u = __fsub_rn(sum, lower);
+            of_32 = __fadd_rn(__fsub_rn(lower, __fsub_rn(sum, u)), __fsub_rn(x, u));
+            x = sum;
+          };
           if (!(d & 32)) {
             of_32 = x;
+          } else if (D == 64) {
+            last(of_32);
           } else {
             x = __fadd_rn(of_32, x);
-            if (D > 64) {
-              if (!(d & 64)) {
-                of_64 = x;
-              } else {
-                x = __fadd_rn(of_64, x);
-                if (D > 128) {
-                  if (!(d & 128)) of_128 = x;
-                  else x = __fadd_rn(of_128, x);
-                }
-              }
+            if (!(d & 64)) {
+              of_64 = x;
+            } else if (D == 128) {
+              last(of_64);
+            } else {
+              x = __fadd_rn(of_64, x);
+              if (!(d & 128)) of_128 = x;
+              else last(of_128);
             }
           }
         }
@@ -232,8 +237,8 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
         const float anchor = __shfl_sync(~0u, here, (lane & 16) + r);
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const float x = s[c][r], n = rintf(x);
-          s[c][r] = seen[c] ? shift(A::poly(__fsub_rn(x, n)), __fsub_rn(n, anchor)) : 0.0f;
+          const float x = s[c][r], n = rintf(x), low = fabsf(x) < 65536.0f ? sh.partial[(c * H + r) * kFp32Threads + tid] : 0.0f;
+          s[c][r] = seen[c] ? shift(A::poly(__fadd_rn(__fsub_rn(x, n), low)), __fsub_rn(n, anchor)) : 0.0f;
         }
         float sum = __fadd_rn(__fadd_rn(s[0][r], s[2][r]), __fadd_rn(s[1][r], s[3][r]));
         sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 8));

@@ -275,14 +275,17 @@ def _fp32(b: _Block) -> Row:
     t = np.zeros((n_rep, dim // 16, len(k)), f32)
     for d in range(16):
         t = fma(q_dims[d], k_dims[d], t)
-    while t.shape[1] > 1:
+    while t.shape[1] > 2:
         t = t[:, 0::2] + t[:, 1::2]
-    s, bad = b.checked(t[:, 0])
+    total = t[:, 0] + t[:, 1]
+    u = total - t[:, 0]
+    low = np.where(np.abs(total) < 65536, (t[:, 0] - (total - u)) + (t[:, 1] - u), f32(0))
+    s, bad = b.checked(total)
 
-    s, visible = s.reshape(n_rep, -1, 64), b.visible.reshape(-1, 64)
+    s, low, visible = s.reshape(n_rep, -1, 64), low.reshape(n_rep, -1, 64), b.visible.reshape(-1, 64)
     n = np.rint(s)
     after, before = _anchors(n, visible)
-    e = np.where(visible, shift(poly(s - n), n - after[..., None]), f32(0))
+    e = np.where(visible, shift(poly((s - n) + low), n - after[..., None]), f32(0))
     alpha = shift(f32(1), before - after)
     v_entries = np.ascontiguousarray(v.reshape(-1, 64, dim).swapaxes(0, 1), np.float64)  # [64, chunks, D]
     x = np.zeros((n_rep, len(visible), dim), f32)
