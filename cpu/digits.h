@@ -90,7 +90,7 @@ struct Digits {
       for (int c = first; c < first + n; c += 4) {
         I word[4];
         S::interleave(b.block->v + c, d, word);
-        int8_t* to = v_at(job, b, d, c);
+        int8_t* to = v_at(b, d, c);
         for (int j = 0; j < 4; ++j) {
           S::storei(to + 4 * L * j, word[j]);
           sum[j] = S::dot(sum[j], S::iset(0x01010101), word[j]);
@@ -101,7 +101,7 @@ struct Digits {
     for (int g = 0; g < job.groups; ++g)
       for (int c = first; c < first + n; c += L) S::store(b.vs + g * kBlock + c, S::load_half(&b.block->v_scale[g][c]));
   }
-  static int8_t* v_at(const Job&, const Buffers& b, int d, int entry) {
+  static int8_t* v_at(const Buffers& b, int d, int entry) {
     return b.v + d / 64 * (kBlock / 4 * kQuad) + entry / 4 * kQuad + d % 64 * 4;
   }
 

@@ -109,7 +109,7 @@ struct Exact {
         for (int i = 0; i < 4; ++i) x[i][j] = S::loadi(at + i * job.dim + j * L);
         x[3][j] = S::iadd(x[3][j], S::loadi(b.vsum + d + j * L));
       }
-      D::template values<4, W>(D::v_at(job, b, d, 0), b.w + d / job.group * (kBlock * 4), b.block->n, x);
+      D::template values<4, W>(D::v_at(b, d, 0), b.w + d / job.group * (kBlock * 4), b.block->n, x);
       for (int j = 0; j < W; ++j)
         for (int i = 0; i < 4; ++i) S::storei(at + i * job.dim + j * L, x[i][j]);
     }

@@ -79,7 +79,7 @@ struct Imma {
         x[0][j] = S::iset(0);
         x[1][j] = x[2][j] = S::loadi(b.vsum + d + j * L);
       }
-      D::template values<3, W>(D::v_at(job, b, d, first), b.w + d / job.group * (kChunk * 4), n, x);
+      D::template values<3, W>(D::v_at(b, d, first), b.w + d / job.group * (kChunk * 4), n, x);
       for (int j = 0; j < W; ++j) {
         const F sum = A::join(x[2][j], S::iadd(S::template shl<8>(x[1][j]), x[0][j]));
         float* at = b.acc + row * job.dim + d + j * L;
