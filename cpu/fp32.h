@@ -53,9 +53,10 @@ struct Fp32 {
   }
   static void pack_v(const Job& job, const Block& b, int first, float* v) {
     for (int j = 0; j < kChunk; ++j)
-      for (int d = 0; d < job.dim; d += L) {
-        const F scale = S::set(half_to_float(b.v_scale[d / job.group][first + j]));
-        S::store(v + d / kTile * kTile * kChunk + j * kTile + d % kTile, S::mul(S::load_code(b.v[first + j] + d), scale));
+      for (int g = 0; g < job.groups; ++g) {
+        const F scale = S::set(half_to_float(b.v_scale[g][first + j]));
+        for (int d = g * job.group; d < (g + 1) * job.group; d += L)
+          S::store(v + d / kTile * kTile * kChunk + j * kTile + d % kTile, S::mul(S::load_code(b.v[first + j] + d), scale));
       }
   }
 
@@ -176,12 +177,7 @@ struct Fp32 {
     Buffers b = buffers(a, job, rows);
     load_rows(job, t, b.q, b.bad);
     for (int64_t i = 0; i < int64_t{rows} * dim; ++i) b.q[i] *= job.c;
-    for (int r = 0; r < rows; ++r) {
-      b.m[r] = -__builtin_inff();
-      b.l[r] = 0.0f;
-      b.seen[r] = 0;
-    }
-    memset(b.acc, 0, sizeof(float) * rows * dim);
+    start_online(job, rows, b);
 
     for (int64_t e0 = t.begin; e0 < t.end; e0 += kBlock) {
       if (!load_block(job, t, e0, kChunk, *b.block)) continue;

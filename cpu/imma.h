@@ -28,7 +28,7 @@ struct Imma {
   }
 
   // One row's chunk: softmax, digits of the weights, products with V.
-  static void chunk(const Job& job, Buffers& b, int row, int first, int n, uint64_t seen) {
+  static void chunk(const Job& job, Buffers& b, int row, int first, uint64_t seen) {
     const float* s = b.s + row * kChunk;
     b.seen[row] = 1;
     F top = S::set(-__builtin_inff()), e[V];
@@ -63,15 +63,15 @@ struct Imma {
     const int step = job.group < 64 ? job.group : 64;
     for (int d = 0; d < job.dim; d += step) {
       if (step == 64)
-        values<64 / L>(job, b, row, first, n, d, alpha, back[d / job.group]);
+        values<64 / L>(job, b, row, first, d, alpha, back[d / job.group]);
       else
-        values<32 / L>(job, b, row, first, n, d, alpha, back[d / job.group]);
+        values<32 / L>(job, b, row, first, d, alpha, back[d / job.group]);
     }
   }
 
   // acc[row][d ...] of T vectors, in register tiles.
   template <int T>
-  static STRATA_PA_FN void values(const Job& job, Buffers& b, int row, int first, int n, int d, float alpha, float back) {
+  static STRATA_PA_FN void values(const Job& job, Buffers& b, int row, int first, int d, float alpha, float back) {
     constexpr int W = T < S::kVecsW ? T : S::kVecsW;
     for (int t = 0; t < T; t += W, d += W * L) {
       I x[3][W];
@@ -79,7 +79,7 @@ struct Imma {
         x[0][j] = S::iset(0);
         x[1][j] = x[2][j] = S::loadi(b.vsum + d + j * L);
       }
-      D::template values<3, W>(D::v_at(b, d, first), b.w + d / job.group * (kChunk * 4), n, x);
+      D::template values<3, W>(D::v_at(b, d, first), b.w + d / job.group * (kChunk * 4), kChunk, x);
       for (int j = 0; j < W; ++j) {
         const F sum = A::join(x[2][j], S::iadd(S::template shl<8>(x[1][j]), x[0][j]));
         float* at = b.acc + row * job.dim + d + j * L;
@@ -100,12 +100,7 @@ struct Imma {
     Buffers b = buffers(a, job, rows);
     load_rows(job, t, b.q, b.bad);
     D::split_q(job, rows, b.q, b);
-    for (int r = 0; r < rows; ++r) {
-      b.m[r] = -__builtin_inff();
-      b.l[r] = 0.0f;
-      b.seen[r] = 0;
-    }
-    memset(b.acc, 0, sizeof(float) * rows * dim);
+    start_online(job, rows, b);
 
     for (int64_t e0 = t.begin; e0 < t.end; e0 += kBlock) {
       if (!load_block(job, t, e0, kChunk, *b.block)) continue;
@@ -118,7 +113,7 @@ struct Imma {
         D::all_scores(job, b, rows, first, kChunk, b.s, kChunk);
         for (int r = 0; r < rows; ++r) {
           const uint32_t seen = static_cast<uint32_t>(seen_bits(b.block->visible[r / job.heads], first));
-          if (seen) chunk(job, b, r, first, kChunk, seen);
+          if (seen) chunk(job, b, r, first, seen);
         }
       }
     }
