@@ -1,7 +1,7 @@
-"""Audits the CUDA images of a built module with NVIDIA's binary tools: what is in them, for which architectures, and at what price.
+"""Audits the CUDA images of a built libstrata_pa with NVIDIA's binary tools: what is in them, for which architectures, and at what price.
 
-    python ci/audit_images.py [MODULE]               the installed package's module by default
-    python ci/audit_images.py --without-imma OTHER   also: v2's machine code is the same in OTHER, a module built with STRATA_PA_IMMA=OFF
+    python ci/audit_images.py [LIBRARY]              the installed package's by default
+    python ci/audit_images.py --without-imma OTHER   also: v2's machine code is the same in OTHER, a library built with STRATA_PA_IMMA=OFF
     python ci/audit_images.py --write                takes v2's machine code as the right one for this compiler (ci/v2_code.json)
 
 Needs cuobjdump on PATH or from the package nvidia-cuda-cuobjdump (with nvidia-cuda-nvdisasm), and g++ for the sizes of cuda/launch.h.
@@ -146,14 +146,14 @@ def int8_mma(dump: str) -> dict[str, int]:
     return {symbol: len(re.findall(r"\bIMMA\.", body)) for symbol, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def read(module: Path) -> list[Code]:
-    """Every kernel of every cubin in a module, a fat binary or a cubin."""
+def read(library: Path) -> list[Code]:
+    """Every kernel of every cubin in a library, a fat binary or a cubin."""
     dump = tool("cuobjdump")
     codes = []
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run([dump, "-xelf", "all", module.resolve()], cwd=folder, capture_output=True, text=True)
+        run = subprocess.run([dump, "-xelf", "all", library.resolve()], cwd=folder, capture_output=True, text=True)
         if run.returncode:
-            raise SystemExit(f"{module}: {run.stderr.strip() or run.stdout.strip()}")
+            raise SystemExit(f"{library}: {run.stderr.strip() or run.stdout.strip()}")
         for path in sorted(Path(folder).glob("*.cubin")):
             arch = int(re.search(r"\.sm_(\d+)[a-z]?\.cubin$", path.name)[1])  # type: ignore[index]
             used = resources(subprocess.run([dump, "-res-usage", path], capture_output=True, text=True, check=True).stdout)
@@ -228,17 +228,16 @@ def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("module", type=Path, nargs="?")
+    parser.add_argument("library", type=Path, nargs="?")
     parser.add_argument("--without-imma", type=Path, metavar="OTHER")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--archs", metavar="75,90", help="the module was built for these only")
+    parser.add_argument("--archs", metavar="75,90", help="the library was built for these only")
     asked = parser.parse_args()
     import strata_pa
-    from strata_pa import _core
 
-    module = asked.module or Path(_core.__file__)
+    library = asked.library or strata_pa.get_library()
     archs = tuple(map(int, asked.archs.split(","))) if asked.archs else listed()
-    codes = read(module)
+    codes = read(library)
     wrong = problems(codes, expected(archs))
     compiler, mine = strata_pa.build_info()["nvcc"], v2_code(codes)
     hashes = json.loads(HASHES.read_text()) if HASHES.exists() else {}
@@ -257,7 +256,7 @@ def main() -> int:
     for line in wrong:
         print(line)
     verdict = f"{len(wrong)} problems" if wrong else "as they should be"
-    print(f"{module.name}: {len(codes)} kernels for {', '.join(f'sm_{a}' for a in archs)}: {verdict}")
+    print(f"{library.name}: {len(codes)} kernels for {', '.join(f'sm_{a}' for a in archs)}: {verdict}")
     return bool(wrong)
 
 

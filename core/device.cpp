@@ -33,17 +33,6 @@ const cpu::Isa& forced_isa(const std::string& name, const char* by) {
 
 }  // namespace
 
-const char* backend_name(DeviceKind kind) {
-  switch (kind) {
-    case DeviceKind::kCPU:
-      return "cpu";
-    case DeviceKind::kCUDA:
-      return "cuda";
-    default:
-      return "hip";
-  }
-}
-
 std::string Device::name() const { return id.kind == DeviceKind::kCPU ? "cpu" : text(backend_name(id.kind), ":", id.ordinal); }
 
 std::string Device::architecture() const { return id.kind == DeviceKind::kCPU ? isa->name : text("sm_", sm); }

@@ -25,7 +25,16 @@ struct Device {
   std::string describe() const;      // "cpu (avx512)", "cuda:0 (NVIDIA H200, sm_90)"
 };
 
-const char* backend_name(DeviceKind kind);  // "cpu", "cuda", "hip"
+inline const char* backend_name(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::kCPU:
+      return "cpu";
+    case DeviceKind::kCUDA:
+      return "cuda";
+    default:
+      return "hip";
+  }
+}
 
 // Throws UnsupportedDevice for an instruction set that is unknown or that this machine does not have. `isa` beats the environment.
 Device cpu_device(const Environment& environment, std::optional<int64_t> num_threads = {}, const std::string& isa = "");

@@ -103,19 +103,6 @@ int64_t position_of(const int32_t* x, int32_t value) {
 
 }  // namespace
 
-const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "float32";
-    case DType::kFloat16:
-      return "float16";
-    default:
-      return "bfloat16";
-  }
-}
-
-int64_t dtype_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
 int64_t Problem::max_entries() const {
   if (ids) return cap * granularity;
   return *std::max_element(kv_len, kv_len + n_seq);

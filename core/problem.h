@@ -63,8 +63,17 @@ struct Problem {
   int64_t max_entries() const;  // upper bound of the length of a row's list, from the shapes and kv_len
 };
 
-const char* dtype_name(DType dtype);
-int64_t dtype_bytes(DType dtype);
+inline const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat16:
+      return "float16";
+    default:
+      return "bfloat16";
+  }
+}
+inline int64_t dtype_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 // Each throws InvalidInput with what was given and what was expected.
 void check_problem(const Problem& p);  // shapes, strides, alignment, numbers, widths in host memory; not the output

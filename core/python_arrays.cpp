@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/cuda_device.h"
+#include "core/border.h"
 #include "core/errors.h"
 
 namespace py = pybind11;
@@ -58,7 +58,7 @@ std::string type_name(py::handle object) { return py::str(py::type::handle_of(ob
 }
 
 DeviceId on_cuda(const std::string& name, int64_t id) {
-  if (cuda::built_images().images.empty()) no_backend(name, text("CUDA device ", id), "CUDA");
+  if (library().built_images().images.empty()) no_backend(name, text("CUDA device ", id), "CUDA");
   return {DeviceKind::kCUDA, static_cast<int>(id)};
 }
 
@@ -200,9 +200,9 @@ using Address = std::pair<int64_t, bool>;  // and whether it is read-only
 
 // An array without elements has no address, and is nowhere.
 DeviceId interface_device(const py::dict& d, const std::string& name) {
-  if (cuda::built_images().images.empty()) no_backend(name, "a CUDA device", "CUDA");
+  if (library().built_images().images.empty()) no_backend(name, "a CUDA device", "CUDA");
   int64_t address = entry<Address>(d, "data", name).first;
-  return on_cuda(name, address ? cuda::ordinal_of(reinterpret_cast<void*>(address), name) : 0);
+  return on_cuda(name, address ? library().ordinal_of(reinterpret_cast<void*>(address), name) : 0);
 }
 
 std::string interface_dtype(const std::string& typestr, int64_t& itemsize) {

@@ -2,9 +2,8 @@
 
 #include <cmath>
 
-#include "core/cuda_device.h"
+#include "core/border.h"
 #include "core/errors.h"
-#include "core/run.h"
 
 namespace py = pybind11;
 
@@ -68,7 +67,7 @@ ArrayView Call::view(py::handle object, const std::string& name, const std::vect
   return view_array(object, name, dtypes, ndims, innermost, stream_.for_array(object));
 }
 
-Call::Call(const CallArguments& a) : environment_(read_environment()) {
+Call::Call(const CallArguments& a) : environment_(library().read_environment()) {
   if (std::optional<DeviceId> at = device_of(a.q, "q"); at && at->kind == DeviceKind::kCUDA) stream_ = resolve_stream(a.stream, a.q, at->ordinal);
   std::vector<ArrayView> lists;
   auto keep = [&lists](ArrayView view) { lists.push_back(std::move(view)); };
@@ -144,7 +143,7 @@ Call::Call(const CallArguments& a) : environment_(read_environment()) {
   for (ArrayView* view : {&q, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.page_table}) views_.push_back(std::move(*view));
   for (ArrayView& view : lists) views_.push_back(std::move(view));
   set_device(a);
-  check_problem(p_);
+  library().check_problem(p_);
 }
 
 // The one device of all arrays (those without elements are anywhere), and the stream that has to wait for their writers.
@@ -159,13 +158,13 @@ void Call::set_device(const CallArguments& a) {
     if (!a.stream.is_none()) throw InvalidInput("stream is for GPU arrays; these are in host memory");
     std::optional<int64_t> threads;
     if (!a.num_threads.is_none()) threads = to_int(a.num_threads, "num_threads");
-    device_ = cpu_device(environment_, threads, a.isa.is_none() ? "" : to_string(a.isa, "isa"));
+    device_ = library().cpu_device(environment_, threads, a.isa.is_none() ? "" : to_string(a.isa, "isa"));
     return;
   }
   if (!a.num_threads.is_none()) throw InvalidInput("num_threads is for arrays in host memory; these are on a GPU");
   {
     py::gil_scoped_release release;
-    device_ = cuda_device(p_.device.ordinal);
+    device_ = library().cuda_device(p_.device.ordinal);
   }
   wait_for_producers(views_);
 }
@@ -173,20 +172,21 @@ void Call::set_device(const CallArguments& a) {
 void Call::wait_for_producers(const std::vector<ArrayView>& views) const {
   for (const ArrayView& view : views)
     if (view.producer_stream && dlpack_stream(*view.producer_stream) != dlpack_stream(stream_.address))
-      cuda::order(*device_.card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream_.address));
+      library().order(*device_.card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream_.address));
 }
 
 void Call::synchronize() const {
   if (!device_.card) return;
   py::gil_scoped_release release;
-  cuda::Current current(*device_.card);
-  device_.card->driver(device_.card->driver.synchronize, reinterpret_cast<void*>(stream_.address));
+  library().synchronize(*device_.card, reinterpret_cast<void*>(stream_.address));
 }
+
+std::string Call::device() const { return library().name_of(device_); }
 
 const Plan& Call::plan() {
   if (plan_) return *plan_;
   py::gil_scoped_release release;  // a first call may load a module
-  plan_ = make_plan(p_, device_, kernel_, environment_);
+  plan_ = library().make_plan(p_, device_, kernel_, environment_);
   return *plan_;
 }
 
@@ -214,7 +214,7 @@ void Call::bind_output(py::object out, py::object lse, bool fresh) {
   }
   wait_for_producers(written);
   for (ArrayView& a : written) views_.push_back(std::move(a));
-  check_output(p_);
+  library().check_output(p_);
 }
 
 // Null where the kernel has no use for one.
@@ -274,7 +274,7 @@ void Call::exact_sums(py::object A, py::object b, py::object L, py::object O) {
 
 void Call::run_step(const Launch& launch) {
   py::gil_scoped_release release;
-  strata_pa::run(*plan_, p_, launch);
+  library().run(*plan_, p_, launch);
 }
 
 void* contiguous(py::handle object, const std::string& name, const char* dtype, const std::vector<int64_t>& shape, Access access,

@@ -47,7 +47,7 @@ class Call {
   void exact_sums(pybind11::object A, pybind11::object b, pybind11::object L, pybind11::object O);
 
   const Problem& problem() const { return p_; }
-  std::string device() const { return device_.name(); }
+  std::string device() const;
 
  private:
   const Plan& plan();

@@ -2,9 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
+#include <utility>
 
-#include "core/cuda_device.h"
+#include "core/border.h"
 #include "core/errors.h"
 #include "core/python_arrays.h"
 #include "core/python_module.h"
@@ -17,11 +17,7 @@ namespace {
 // Bytes on a card, freed with the object.
 class DeviceMemory {
  public:
-  DeviceMemory(int ordinal, int64_t bytes) : card_(cuda::card(ordinal)), bytes_(bytes) {
-    if (bytes < 0) throw InvalidInput(text("bytes must not be negative, got ", bytes));
-    cuda::Current current(card_);
-    card_.driver(card_.driver.allocate, &address_, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
-  }
+  DeviceMemory(int ordinal, int64_t bytes) : card_(library().cuda_card(ordinal)), bytes_(bytes), address_(library().allocate(card_, bytes)) {}
   ~DeviceMemory() {
     try {
       free();
@@ -32,24 +28,20 @@ class DeviceMemory {
 
   void free() {
     if (!address_) return;
-    cuda::Current current(card_);
-    card_.driver.free.call(address_);
-    address_ = 0;
+    library().free(card_, std::exchange(address_, 0));
   }
   uint64_t address() const { return address_; }
 
   void write(py::object array) const {
     void* host = same_size(array);
-    cuda::Current current(card_);
     py::gil_scoped_release release;
-    if (bytes_) card_.driver(card_.driver.copy_to_device, address_, static_cast<const void*>(host), static_cast<size_t>(bytes_));
+    library().copy_to_device(card_, address_, host, bytes_);
   }
   // Waits for the legacy default stream, as every copy to host memory does.
   void read(py::object array) const {
     void* host = same_size(array);
-    cuda::Current current(card_);
     py::gil_scoped_release release;
-    if (bytes_) card_.driver(card_.driver.copy_to_host, host, address_, static_cast<size_t>(bytes_));
+    library().copy_to_host(card_, host, address_, bytes_);
   }
 
  private:
@@ -65,36 +57,28 @@ class DeviceMemory {
 
   cuda::Card& card_;
   int64_t bytes_;
-  cuda::Address address_ = 0;
+  cuda::Address address_;
 };
 
 // A pair of events on a stream of a card: the time between them.
 class DeviceTimer {
  public:
-  DeviceTimer(int ordinal, int64_t stream) : card_(cuda::card(ordinal)), stream_(reinterpret_cast<void*>(stream)) {
-    cuda::Current current(card_);
-    for (cuda::Handle& event : events_) card_.driver(card_.driver.event_create, &event, unsigned{cuda::kEventDefault});
+  DeviceTimer(int ordinal, int64_t stream) : card_(library().cuda_card(ordinal)), stream_(reinterpret_cast<void*>(stream)) {
+    for (cuda::Handle& event : events_) event = library().make_event(card_);
   }
   ~DeviceTimer() {
     try {
-      cuda::Current current(card_);
-      for (cuda::Handle event : events_) card_.driver.event_destroy.call(event);
+      for (cuda::Handle event : events_) library().destroy_event(card_, event);
     } catch (const Error&) {  // as above
     }
   }
   DeviceTimer(const DeviceTimer&) = delete;
 
-  void record(int which) const {
-    cuda::Current current(card_);
-    card_.driver(card_.driver.event_record, events_[which], stream_);
-  }
+  void record(int which) const { library().record_event(card_, events_[which], stream_); }
   double milliseconds() const {
-    cuda::Current current(card_);
     py::gil_scoped_release release;
-    card_.driver(card_.driver.synchronize, stream_);
-    float ms = 0;
-    card_.driver(card_.driver.event_elapsed, &ms, events_[0], events_[1]);
-    return ms;
+    library().synchronize(card_, stream_);
+    return library().milliseconds(card_, events_[0], events_[1]);
   }
 
  private:
@@ -105,7 +89,7 @@ class DeviceTimer {
 
 py::list images() {
   py::list list;
-  for (const cuda::Image& image : cuda::built_images().images) {
+  for (const cuda::Image& image : library().built_images().images) {
     py::dict d;
     d["name"] = image.name;
     d["cubins"] = image.cubins;
@@ -120,19 +104,19 @@ py::list images() {
 py::dict choose(const std::string& vendor, int major, int minor) {
   if (vendor != "nvidia" && vendor != "amd") throw InvalidInput(text("vendor must be 'nvidia' or 'amd', got '", vendor, "'"));
   py::dict d;
-  for (const cuda::Image& image : cuda::built_images().images) {
-    cuda::Choice c = cuda::choose(vendor == "amd" ? cuda::Vendor::kAMD : cuda::Vendor::kNvidia, 10 * major + minor, image);
+  for (const cuda::Image& image : library().built_images().images) {
+    cuda::Choice c = library().choose(vendor == "amd" ? cuda::Vendor::kAMD : cuda::Vendor::kNvidia, 10 * major + minor, image);
     if (c.kind != cuda::Choice::kNone) d[image.name] = text(c.kind == cuda::Choice::kCubin ? "sm_" : "compute_", c.arch);
   }
   return d;
 }
 
 py::dict driver() {
-  cuda::Driver& d = cuda::Driver::get();
-  py::dict facts;
-  facts["path"] = d.path;
-  facts["cuda"] = cuda::version_text(d.version);
-  return facts;
+  cuda::DriverFacts facts = library().cuda_driver();
+  py::dict d;
+  d["path"] = facts.path;
+  d["cuda"] = facts.cuda;
+  return d;
 }
 
 }  // namespace

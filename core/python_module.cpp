@@ -2,14 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "core/cuda_device.h"
+#include "core/border.h"
 #include "core/errors.h"
-#include "core/exact_state.h"
 #include "core/plan.h"
 #include "core/python_arrays.h"
 #include "core/python_call.h"
 #include "core/python_module.h"
-#include "core/quantize.h"
 #include "core/switches.h"
 #include "core/table.h"
 #include "cpu/cpu.h"
@@ -78,10 +76,10 @@ py::dict plan_dict(const Plan& plan) {
   py::dict d;
   d["kernel"] = plan.kernel->name;
   d["backend"] = backend_name(plan.kernel->backend);
-  d["device"] = plan.device.name();
+  d["device"] = library().name_of(plan.device);
   d["workspace_bytes"] = plan.workspace_bytes;
   d["refused"] = refusals(plan.refused);
-  d["architecture"] = plan.device.architecture();
+  d["architecture"] = library().architecture_of(plan.device);
   d["num_threads"] = plan.device.num_threads;
   d["chosen_by"] = plan.chosen_by;
   d["notes"] = py::tuple(py::cast(plan.notes));
@@ -90,16 +88,16 @@ py::dict plan_dict(const Plan& plan) {
 
 py::list kernels() {
   py::list list;
-  for (const Kernel& k : kernel_table()) {
+  for (const Kernel& k : library().kernel_table()) {
     std::vector<std::string> dtypes;
     for (DType dtype : k.serves.dtypes) dtypes.push_back(dtype_name(dtype));
     py::dict d;
     d["name"] = k.name;
     d["backend"] = backend_name(k.backend);
-    d["built"] = k.built();
+    d["built"] = library().built(k);
     d["opt_in"] = k.opt_in;
     d["portable"] = k.portable;
-    d["needs"] = needs(k);
+    d["needs"] = library().needs(k);
     d["what"] = k.what;
     d["head_dims"] = k.serves.head_dims;
     d["groups"] = k.serves.groups;
@@ -113,11 +111,11 @@ py::list kernels() {
 }
 
 py::dict device_dict(const Device& device) {
-  DeviceKernels has = kernels_of(device);
+  DeviceKernels has = library().kernels_of(device);
   py::list names, isas;
   for (const Kernel* k : has.kernels) names.append(k->name);
   if (device.id.kind == DeviceKind::kCPU)
-    for (const cpu::Isa& isa : cpu::isas()) {
+    for (const cpu::Isa& isa : library().isas()) {
       py::dict d;
       d["name"] = isa.name;
       d["requires"] = isa.requires_;
@@ -125,10 +123,10 @@ py::dict device_dict(const Device& device) {
       isas.append(d);
     }
   py::dict d;
-  d["device"] = device.name();
+  d["device"] = library().name_of(device);
   d["backend"] = backend_name(device.id.kind);
   d["name"] = device.card ? device.card->name : "";
-  d["architecture"] = device.architecture();
+  d["architecture"] = library().architecture_of(device);
   d["num_threads"] = device.num_threads;
   d["default"] = has.kernels.empty() ? py::object(py::none()) : py::str(has.kernels[0]->name);
   d["kernels"] = names;
@@ -140,11 +138,11 @@ py::dict device_dict(const Device& device) {
 // The CPU, then the CUDA devices: none where there is no usable driver, which cuda_driver() tells.
 py::list devices() {
   py::list list;
-  list.append(device_dict(cpu_device(read_environment())));
-  if (cuda::built_images().images.empty()) return list;
+  list.append(device_dict(library().cpu_device(library().read_environment(), {}, "")));
+  if (library().built_images().images.empty()) return list;
   std::vector<Device> cards;
   try {
-    cards = cuda_devices();
+    cards = library().cuda_devices();
   } catch (const UnsupportedDevice&) {
   }
   for (const Device& device : cards) list.append(device_dict(device));
@@ -166,17 +164,17 @@ py::dict build_info() {
   d["pybind11"] = text(PYBIND11_VERSION_MAJOR, ".", PYBIND11_VERSION_MINOR);
   d["python"] = text(PY_MAJOR_VERSION, ".", PY_MINOR_VERSION);
   std::vector<std::string> paths;
-  for (const cpu::Isa& isa : cpu::isas()) paths.push_back(isa.name);
+  for (const cpu::Isa& isa : library().isas()) paths.push_back(isa.name);
   d["cpu_paths"] = paths;
-  d["nvcc"] = cuda::built_images().compiler;
-  d["cuda_archs"] = cuda::built_archs();
+  d["nvcc"] = library().built_images().compiler;
+  d["cuda_archs"] = library().built_archs();
   d["hip_archs"] = py::list();
   return d;
 }
 
 py::list variables() {
   py::list list;
-  for (const Variable& v : environment_variables()) {
+  for (const Variable& v : library().environment_variables()) {
     py::dict d;
     d["name"] = v.name;
     d["values"] = v.values;
@@ -233,7 +231,7 @@ void quantize(py::object object, py::object group_object, py::object codes, py::
   std::vector<int64_t> index(x.shape.size() - 1);
   for (int64_t cell = 0; cell < x.size() / dims; ++cell) {
     const char* values = static_cast<const char*>(x.data) + offset_of(x, cell, index.size(), index) * x.itemsize;
-    int64_t bad = quantize_cell(values, dtype, dims, group, code + cell * dims, scale + cell * (dims / group));
+    int64_t bad = library().quantize_cell(values, dtype, dims, group, code + cell * dims, scale + cell * (dims / group));
     if (bad < 0) continue;
     index.push_back(bad);
     throw InvalidInput(text("x[", join(index), "] is not finite, or too large for a float16 scale (at most about 8.32e6)"));
@@ -257,7 +255,7 @@ void exact_finish(py::object A, py::object b, py::object L, py::object O, py::ob
   state.L = contiguous<int64_t>(L, "L", rows, kRead, keep);
   state.O = contiguous<int64_t>(O, "O", o.shape, kRead, keep);
   py::gil_scoped_release release;
-  if (p.n_q > 0) cpu::exact_finish(p, state);
+  if (p.n_q > 0) library().exact_finish(p, state);
 }
 
 void add_anchors(py::object A_all, py::object b_all, py::object A, py::object b) {
@@ -267,7 +265,7 @@ void add_anchors(py::object A_all, py::object b_all, py::object A, py::object b)
   auto* b0 = contiguous<float>(b_all, "b", shape, kWritten, keep);
   const float* a1 = contiguous<float>(A, "A", shape, kRead, keep);
   const float* b1 = contiguous<float>(b, "b", shape, kRead, keep);
-  merge_anchors(shape[0] * shape[1], a0, b0, a1, b1);
+  library().merge_anchors(shape[0] * shape[1], a0, b0, a1, b1);
 }
 
 void add_sums(py::object all, py::object part, const std::string& name) {
@@ -275,7 +273,7 @@ void add_sums(py::object all, py::object part, const std::string& name) {
   ArrayView view = view_array(all, name, {"int64"}, {2, 3});
   auto* to = contiguous<int64_t>(all, name, view.shape, kWritten, keep);
   const int64_t* from = contiguous<int64_t>(part, name, view.shape, kRead, keep);
-  merge_sums(view.size(), to, from);
+  library().merge_sums(view.size(), to, from);
 }
 
 py::dict check_cache(py::object k, py::object v, py::object k_scale, py::object v_scale, py::object page_table, py::object layout) {
@@ -292,10 +290,17 @@ py::dict check_cache(py::object k, py::object v, py::object k_scale, py::object 
 }  // namespace
 }  // namespace strata_pa
 
+const strata_pa::Border& strata_pa::library() {
+  static const Border* const border = strata_pa_private_border(STRATA_PA_VERSION);
+  if (!border) throw std::runtime_error("strata_pa._core is of version " STRATA_PA_VERSION ", the libstrata_pa that was loaded is not: reinstall strata_pa");
+  return *border;
+}
+
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   using namespace strata_pa;
   m.doc() = "The compiled part of strata_pa.";
   m.attr("__version__") = STRATA_PA_VERSION;
+  library();
   add_errors(m);
 
   add_cuda(m);
@@ -303,8 +308,8 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("devices", &devices);
   m.def("build_info", &build_info);
   m.def("environment_variables", &variables);
-  m.def("set_imma", [](py::object value) { set_imma(value.is_none() ? std::nullopt : std::optional<bool>(to_bool(value, "value"))); });
-  m.def("get_imma", &get_imma);
+  m.def("set_imma", [](py::object value) { library().set_imma(value.is_none() ? std::nullopt : std::optional<bool>(to_bool(value, "value"))); });
+  m.def("get_imma", [] { return library().get_imma(); });
   m.def("check_cache", &check_cache);
   m.def("check_quantize", &check_quantize);
   m.def("quantize", &quantize);

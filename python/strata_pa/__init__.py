@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .diagnosis import Check, Report, doctor, selftest
     from .info import build_info, capabilities, environment_variables, get_imma, kernels, set_imma
     from .partial import ExactAnchors, ExactSums, exact_anchors, exact_finish, exact_sums, merge_anchors, merge_sums
+    from .paths import get_library
 
 __all__ = [
     "Check",
@@ -38,6 +39,7 @@ __all__ = [
     "exact_finish",
     "exact_sums",
     "get_imma",
+    "get_library",
     "kernels",
     "merge_anchors",
     "merge_sums",
@@ -55,6 +57,7 @@ _HOMES = {
     "diagnosis": "Check Report doctor selftest",
     "info": "build_info capabilities environment_variables get_imma kernels set_imma",
     "partial": "ExactAnchors ExactSums exact_anchors exact_finish exact_sums merge_anchors merge_sums",
+    "paths": "get_library",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

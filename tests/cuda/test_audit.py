@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import strata_pa
-from strata_pa import _core
 
 PATH = Path(__file__).resolve().parents[2] / "ci" / "audit_images.py"
 if not PATH.exists():
@@ -124,7 +123,7 @@ def test_symbols_and_shared_memory_of_the_table():
 
 
 @pytest.mark.slow
-def test_the_module(tmp_path):
+def test_the_library(tmp_path):
     """The built images: complete, and the machine code that the file holds for this compiler."""
     try:
         audit.tool("cuobjdump")
@@ -132,7 +131,7 @@ def test_the_module(tmp_path):
         pytest.skip("cuobjdump is not here")
     if not strata_pa.build_info()["cuda_archs"]:
         pytest.skip("this build is without CUDA")
-    codes = audit.read(Path(_core.__file__))
+    codes = audit.read(strata_pa.get_library())
     archs = tuple(sorted({c.arch for c in codes}))
     assert [line for line in audit.problems(codes, audit.expected(archs)) if "missing" in line or "MMA" in line or "table" in line] == []
     cubin = tmp_path / "broken.cubin"

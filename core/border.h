@@ -1,0 +1,96 @@
+// How the Python module calls libstrata_pa. The two are objects of their own and may hold a copy each of the C++ runtime (as in a wheel whose
+// compiler links it statically); an exception that crosses finds no handler there. So each function is called through a wrapper that catches
+// on the library's side; the caller's side throws the same anew. Private to one build of the two: others have include/strata_pa.h.
+#pragma once
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/cuda_device.h"
+#include "core/cuda_memory.h"
+#include "core/device.h"
+#include "core/failure.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/switches.h"
+#include "core/table.h"
+
+namespace strata_pa {
+
+template <class F>
+struct Crossing;
+
+template <class R, class... A>
+struct Crossing<R(A...)> {
+  using Value = std::conditional_t<std::is_reference_v<R>, std::remove_reference_t<R>*, std::conditional_t<std::is_void_v<R>, char, R>>;
+  using Guarded = void (*)(Thrown&, std::optional<Value>&, A...);
+
+  Guarded guarded;
+
+  R operator()(A... arguments) const {
+    Thrown thrown;
+    std::optional<Value> value;
+    guarded(thrown, value, std::forward<A>(arguments)...);
+    if (thrown.failure != Failure::kNone) rethrow(thrown);
+    if constexpr (std::is_reference_v<R>)
+      return **value;
+    else if constexpr (!std::is_void_v<R>)
+      return *std::move(value);
+  }
+};
+
+struct Border {
+  // Switches and devices
+  Crossing<Environment()> read_environment;
+  Crossing<const std::vector<Variable>&()> environment_variables;
+  Crossing<void(std::optional<bool>)> set_imma;
+  Crossing<std::optional<bool>()> get_imma;
+  Crossing<Device(const Environment&, std::optional<int64_t>, const std::string&)> cpu_device;
+  Crossing<Device(int)> cuda_device;
+  Crossing<std::vector<Device>()> cuda_devices;
+  Crossing<std::string(const Device&)> name_of, architecture_of;
+  Crossing<const std::vector<cpu::Isa>&()> isas;
+
+  // Problems
+  Crossing<void(const Problem&)> check_problem, check_output;
+  Crossing<Plan(const Problem&, const Device&, const std::optional<std::string>&, const Environment&)> make_plan;
+  Crossing<void(const Plan&, const Problem&, const Launch&)> run;
+  Crossing<int64_t(const void*, DType, int64_t, int64_t, int8_t*, uint16_t*)> quantize_cell;
+  Crossing<void(const Problem&, const cpu::ExactState&)> exact_finish;
+  Crossing<void(int64_t, float*, float*, const float*, const float*)> merge_anchors;
+  Crossing<void(int64_t, int64_t*, const int64_t*)> merge_sums;
+
+  // Kernels
+  Crossing<const std::vector<Kernel>&()> kernel_table;
+  Crossing<std::string(const Kernel&)> needs;
+  Crossing<bool(const Kernel&)> built;
+  Crossing<DeviceKernels(const Device&)> kernels_of;
+
+  // CUDA
+  Crossing<const cuda::BuiltImages&()> built_images;
+  Crossing<std::vector<std::string>()> built_archs;
+  Crossing<cuda::Choice(cuda::Vendor, int, const cuda::Image&)> choose;
+  Crossing<cuda::DriverFacts()> cuda_driver;
+  Crossing<cuda::Card&(int)> cuda_card;
+  Crossing<int(const void*, const std::string&)> ordinal_of;
+  Crossing<void(cuda::Card&, cuda::Handle, cuda::Handle)> order;
+  Crossing<void(cuda::Card&, cuda::Handle)> synchronize;
+  Crossing<cuda::Address(cuda::Card&, int64_t)> allocate;
+  Crossing<void(cuda::Card&, cuda::Address)> free;
+  Crossing<void(cuda::Card&, cuda::Address, const void*, int64_t)> copy_to_device;
+  Crossing<void(cuda::Card&, void*, cuda::Address, int64_t)> copy_to_host;
+  Crossing<cuda::Handle(cuda::Card&)> make_event;
+  Crossing<void(cuda::Card&, cuda::Handle)> destroy_event;
+  Crossing<void(cuda::Card&, cuda::Handle, cuda::Handle)> record_event;
+  Crossing<double(cuda::Card&, cuda::Handle, cuda::Handle)> milliseconds;
+};
+
+// The Python module's side. Throws where the library is of another version than the module.
+const Border& library();
+
+}  // namespace strata_pa
+
+// The library's side. Null for another version than its own.
+extern "C" __attribute__((visibility("default"))) const strata_pa::Border* strata_pa_private_border(const char* version);
