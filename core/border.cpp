@@ -71,6 +71,7 @@ const Border border = {
     {guard<cuda::ordinal_of>},
     {guard<cuda::order>},
     {guard<cuda::synchronize>},
+    {guard<cuda::quantize>},
     {guard<cuda::allocate>},
     {guard<cuda::free>},
     {guard<cuda::copy_to_device>},

@@ -10,6 +10,7 @@
 
 #include "core/cuda_device.h"
 #include "core/cuda_memory.h"
+#include "core/cuda_quantize.h"
 #include "core/device.h"
 #include "core/failure.h"
 #include "core/plan.h"
@@ -77,6 +78,7 @@ struct Border {
   Crossing<int(const void*, const std::string&)> ordinal_of;
   Crossing<void(cuda::Card&, cuda::Handle, cuda::Handle)> order;
   Crossing<void(cuda::Card&, cuda::Handle)> synchronize;
+  Crossing<void(cuda::Card&, const cuda::QuantizeParams&, cuda::Handle)> quantize_on_card;
   Crossing<cuda::Address(cuda::Card&, int64_t)> allocate;
   Crossing<void(cuda::Card&, cuda::Address)> free;
   Crossing<void(cuda::Card&, cuda::Address, const void*, int64_t)> copy_to_device;

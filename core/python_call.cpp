@@ -16,6 +16,8 @@ void check_shape(const ArrayView& a, const std::vector<int64_t>& shape, const st
   if (a.shape != shape) throw InvalidInput(text(a.name, " must be ", expected, " = [", join(shape), "], got ", a.describe()));
 }
 
+}  // namespace
+
 void check_same_device(const ArrayView& a, const ArrayView& b) {
   if (a.device.kind == b.device.kind && a.device.ordinal == b.device.ordinal) return;
   auto where = [](const ArrayView& x) {
@@ -23,8 +25,6 @@ void check_same_device(const ArrayView& a, const ArrayView& b) {
   };
   throw InvalidInput(text(a.name, " is ", where(a), ", ", b.name, " ", where(b), "; all arrays must be on one device (but cu_seqlens_q and kv_len, on the host)"));
 }
-
-}  // namespace
 
 Problem::Pool PagedView::pool(const ArrayView& a) const {
   return nhd ? Problem::Pool{a.strides[0], a.strides[2], a.strides[1]} : Problem::Pool{a.strides[0], a.strides[1], a.strides[2]};
@@ -166,13 +166,13 @@ void Call::set_device(const CallArguments& a) {
     py::gil_scoped_release release;
     device_ = library().cuda_device(p_.device.ordinal);
   }
-  wait_for_producers(views_);
+  wait_for_producers(views_, *device_.card, stream_.address);
 }
 
-void Call::wait_for_producers(const std::vector<ArrayView>& views) const {
+void wait_for_producers(const std::vector<ArrayView>& views, cuda::Card& card, int64_t stream) {
   for (const ArrayView& view : views)
-    if (view.producer_stream && dlpack_stream(*view.producer_stream) != dlpack_stream(stream_.address))
-      library().order(*device_.card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream_.address));
+    if (view.producer_stream && dlpack_stream(*view.producer_stream) != dlpack_stream(stream))
+      library().order(card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream));
 }
 
 void Call::synchronize() const {
@@ -212,7 +212,7 @@ void Call::bind_output(py::object out, py::object lse, bool fresh) {
       for (const ArrayView& input : views_)
         if (input.size() > 0) check_same_device(input, a);
   }
-  wait_for_producers(written);
+  if (device_.card) wait_for_producers(written, *device_.card, stream_.address);
   for (ArrayView& a : written) views_.push_back(std::move(a));
   library().check_output(p_);
 }
@@ -230,7 +230,7 @@ void* Call::bind_workspace(py::object workspace) {
     throw InvalidInput(text("workspace's address is not a multiple of ", kAlignment, " bytes (the remainder is ", rest, ")"));
   for (const ArrayView& input : views_)
     if (input.size() > 0) check_same_device(input, a);
-  wait_for_producers({a});
+  wait_for_producers({a}, *device_.card, stream_.address);
   views_.push_back(std::move(a));
   return views_.back().data;
 }

@@ -53,7 +53,6 @@ class Call {
   const Plan& plan();
   void set_device(const CallArguments& arguments);
   void need_host() const;
-  void wait_for_producers(const std::vector<ArrayView>& views) const;
   ArrayView view(pybind11::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
                  Innermost innermost = Innermost::kContiguous) const;
   void bind_output(pybind11::object out, pybind11::object lse, bool fresh = false);
@@ -69,6 +68,12 @@ class Call {
   std::vector<int32_t> cu_seqlens_q_, kv_len_;
   std::vector<ArrayView> views_;  // keep the memory
 };
+
+// Throws InvalidInput for two arrays on different devices.
+void check_same_device(const ArrayView& a, const ArrayView& b);
+
+// Makes the stream wait for those who wrote the arrays (__cuda_array_interface__).
+void wait_for_producers(const std::vector<ArrayView>& views, cuda::Card& card, int64_t stream);
 
 // The memory of a C-contiguous array of exactly this dtype and shape; its view is kept.
 enum Access { kRead, kWritten };

@@ -186,57 +186,7 @@ py::list variables() {
 
 // --- Work on arrays ---------------------------------------------------------------------------------------------------------
 
-// Where element `flat` of a C-ordered index lies in a strided view, in elements; `index` is filled with its coordinates.
-int64_t offset_of(const ArrayView& a, int64_t flat, size_t dims, std::vector<int64_t>& index) {
-  int64_t offset = 0;
-  for (size_t i = dims; i-- > 0; flat /= a.shape[i]) {
-    index[i] = flat % a.shape[i];
-    offset += index[i] * a.strides[i];
-  }
-  return offset;
-}
-
 const std::vector<std::string> kFloats = {"float32", "float16", "bfloat16"};
-
-struct Unquantized {
-  ArrayView x;
-  int64_t dims, group;
-};
-Unquantized view_unquantized(py::object object, py::object group_object) {
-  Unquantized u{view_array(object, "x", kFloats, {1, 2, 3, 4, 5, 6}), 0, to_int(group_object, "group")};
-  need_host(u.x);
-  u.dims = u.x.shape.back();
-  if (u.group < 1 || u.dims < 1 || u.dims % u.group != 0)
-    throw InvalidInput(text("group ", u.group, " does not divide x's last dimension, ", u.dims));
-  if (reinterpret_cast<uintptr_t>(u.x.data) % static_cast<uintptr_t>(u.x.itemsize) != 0) throw InvalidInput("x is misaligned");
-  return u;
-}
-
-// The shape of the codes, and the number of groups.
-py::tuple check_quantize(py::object object, py::object group_object) {
-  Unquantized u = view_unquantized(object, group_object);
-  return py::make_tuple(py::tuple(py::cast(u.x.shape)), u.dims / u.group);
-}
-
-void quantize(py::object object, py::object group_object, py::object codes, py::object scales) {
-  auto [x, dims, group] = view_unquantized(object, group_object);
-  DType dtype = to_dtype(x);
-  std::vector<ArrayView> keep;
-  std::vector<int64_t> shape = x.shape;
-  auto* code = contiguous<int8_t>(codes, "codes", shape, kWritten, keep);
-  shape.back() = dims / group;
-  auto* scale = static_cast<uint16_t*>(contiguous(scales, "scales", "float16", shape, kWritten, keep));
-
-  py::gil_scoped_release release;
-  std::vector<int64_t> index(x.shape.size() - 1);
-  for (int64_t cell = 0; cell < x.size() / dims; ++cell) {
-    const char* values = static_cast<const char*>(x.data) + offset_of(x, cell, index.size(), index) * x.itemsize;
-    int64_t bad = library().quantize_cell(values, dtype, dims, group, code + cell * dims, scale + cell * (dims / group));
-    if (bad < 0) continue;
-    index.push_back(bad);
-    throw InvalidInput(text("x[", join(index), "] is not finite, or too large for a float16 scale (at most about 8.32e6)"));
-  }
-}
 
 void exact_finish(py::object A, py::object b, py::object L, py::object O, py::object out, py::object lse) {
   ArrayView o = view_array(out, "out", kFloats, {3});
@@ -304,6 +254,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   add_errors(m);
 
   add_cuda(m);
+  add_quantize(m);
   m.def("kernels", &kernels);
   m.def("devices", &devices);
   m.def("build_info", &build_info);
@@ -311,8 +262,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("set_imma", [](py::object value) { library().set_imma(value.is_none() ? std::nullopt : std::optional<bool>(to_bool(value, "value"))); });
   m.def("get_imma", [] { return library().get_imma(); });
   m.def("check_cache", &check_cache);
-  m.def("check_quantize", &check_quantize);
-  m.def("quantize", &quantize);
   m.def("exact_finish", &exact_finish);
   m.def("add_anchors", &add_anchors);
   m.def("add_sums", &add_sums);

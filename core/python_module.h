@@ -4,6 +4,7 @@
 
 namespace strata_pa {
 
-void add_cuda(pybind11::module_& m);  // core/python_cuda.cpp
+void add_cuda(pybind11::module_& m);      // core/python_cuda.cpp
+void add_quantize(pybind11::module_& m);  // core/python_quantize.cpp
 
 }  // namespace strata_pa

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from . import _core
-from .arrays import Array, empty_like_kind
+from .arrays import Array, empty_like_kind, is_jax
 from .facts import CacheShape
 
 
@@ -79,19 +79,20 @@ def quantize_kv(x: Array, group: int = 64) -> tuple[Array, Array]:
     (every x is 0, or max|x| is at most 127 * 2^-25, below float16's range) the codes are 0.
 
     Args:
-        x: float32, float16 or bfloat16 `[..., head_dim]`, up to 6 dimensions.
+        x: float32, float16 or bfloat16 `[..., head_dim]`, up to 6 dimensions, in host memory or on a GPU.
         group: dims that share a scale; it divides head_dim.
 
     Returns:
-        codes int8 `[..., head_dim]` and scales float16 `[..., head_dim / group]`, C-contiguous; PyTorch tensors for a PyTorch tensor,
-        otherwise NumPy arrays.
+        codes int8 `[..., head_dim]` and scales float16 `[..., head_dim / group]`, C-contiguous; of x's library (PyTorch; on a GPU also CuPy
+        and JAX), otherwise NumPy arrays. On a GPU the work is on the current stream of x's library.
 
     Raises:
-        InvalidInput: a value that is not finite or too large for a float16 scale (|x| of about 8.32e6), with its position.
+        InvalidInput: a value that is not finite or too large for a float16 scale (|x| of about 8.32e6), with its position. On a GPU nothing
+            is read back: there the group gets codes 0 and the scale NaN, which makes every row NaN that sees the cell.
         InvalidType: a wrong dtype.
     """
-    shape, groups = _core.check_quantize(x, group)
-    codes = empty_like_kind(x, shape, "int8")
-    scales = empty_like_kind(x, (*shape[:-1], groups), "float16")
-    _core.quantize(x, group, codes, scales)
+    shape, groups, device = _core.check_quantize(x, group)
+    codes = empty_like_kind(x, shape, "int8", device)
+    scales = empty_like_kind(x, (*shape[:-1], groups), "float16", device)
+    _core.quantize(x, group, codes, scales, fresh=True, wait=device != "cpu" and is_jax(codes))
     return codes, scales
