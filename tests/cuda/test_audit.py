@@ -119,7 +119,8 @@ def test_symbols_and_shared_memory_of_the_table():
     assert set(want.only) == {symbol for symbol in want.least if want.has(symbol, 90) and not want.has(symbol, 100)}
     assert all(size <= 227 * 1024 for size in want.shared.values())
     assert (want.least[V2], want.least[FP32]) == (80, 75)
-    assert all(0 < size <= 99 * 1024 for symbol, size in want.shared.items() if symbol not in want.only)
+    assert all(0 < size <= 99 * 1024 for symbol, size in want.shared.items() if symbol not in {*want.only, "strata_quantize"})
+    assert (want.least["strata_quantize"], want.shared["strata_quantize"]) == (75, 0)
 
 
 @pytest.mark.slow
