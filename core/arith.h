@@ -79,6 +79,10 @@ struct Arith {
   // float(sum of h * code) + float(sum of r * code) * 2^-16 (the product is exact, so fma gives the sum's one rounding).
   static STRATA_PA_FN F join(I sum_h, I sum_r) { return S::fma(S::to_float(sum_r), S::set(0x1p-16f), S::to_float(sum_h)); }
 
+  // The merge of whole results by their lse (docs/numerics.md, section 6): a part's weight, and the merged lse.
+  static STRATA_PA_FN F merge_weight(F lse, F top) { return exp2(S::mul(S::sub(lse, top), S::set(static_cast<float>(kLog2E)))); }
+  static STRATA_PA_FN F merged_lse(F top, F sum) { return S::fma(log2(sum), S::set(kLn2), top); }
+
   // lse from the anchor and the sum.
   static STRATA_PA_FN F lse(F anchor, F sum) { return S::mul(S::add(anchor, log2(sum)), S::set(kLn2)); }
 };

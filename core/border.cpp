@@ -57,6 +57,9 @@ const Border border = {
     {guard<cpu::exact_finish>},
     {guard<merge_anchors>},
     {guard<merge_sums>},
+    {guard<anchors_to_keys>},
+    {guard<anchors_from_keys>},
+    {guard<cpu::merge_partials>},
 
     {guard<kernel_table>},
     {guard<needs>},

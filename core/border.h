@@ -62,6 +62,9 @@ struct Border {
   Crossing<void(const Problem&, const cpu::ExactState&)> exact_finish;
   Crossing<void(int64_t, float*, float*, const float*, const float*)> merge_anchors;
   Crossing<void(int64_t, int64_t*, const int64_t*)> merge_sums;
+  Crossing<void(int64_t, const float*, const float*, int64_t*)> anchors_to_keys;
+  Crossing<void(int64_t, const int64_t*, float*, float*)> anchors_from_keys;
+  Crossing<void(int64_t, int64_t, DType, const std::vector<cpu::Partial>&, void*, float*)> merge_partials;
 
   // Kernels
   Crossing<const std::vector<Kernel>&()> kernel_table;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/errors.h"
+#include "core/exact_keys.h"
 
 namespace strata_pa {
 
@@ -27,6 +28,17 @@ void merge_sums(int64_t n, int64_t* all, const int64_t* part) {
   bool overflow = false;
   for (int64_t i = 0; i < n; ++i) overflow |= __builtin_add_overflow(all[i], part[i], &all[i]);
   if (overflow) throw InvalidInput("the sums do not fit 64 bits: the parts hold more than 2^24 entries of a row");
+}
+
+void anchors_to_keys(int64_t n, const float* A, const float* b, int64_t* keys) {
+  for (int64_t i = 0; i < n; ++i) {
+    const AnchorKeys k = to_keys(A[i], b[i]);
+    keys[i] = k.A, keys[n + i] = k.B;
+  }
+}
+
+void anchors_from_keys(int64_t n, const int64_t* keys, float* A, float* b) {
+  for (int64_t i = 0; i < n; ++i) from_keys({keys[i], keys[n + i]}, A[i], b[i]);
 }
 
 }  // namespace strata_pa

@@ -10,4 +10,8 @@ void merge_anchors(int64_t n, float* A_all, float* b_all, const float* A, const 
 // Adds n sums. Throws InvalidInput where 64 bits do not hold the result.
 void merge_sums(int64_t n, int64_t* all, const int64_t* part);
 
+// Anchors as keys A, B [n] each, and back (core/exact_keys.h).
+void anchors_to_keys(int64_t n, const float* A, const float* b, int64_t* keys);
+void anchors_from_keys(int64_t n, const int64_t* keys, float* A, float* b);
+
 }  // namespace strata_pa

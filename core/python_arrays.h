@@ -62,7 +62,8 @@ constexpr const char* dtype_of<int64_t>() {
   return "int64";
 }
 
-DType to_dtype(const ArrayView& view);  // float32, float16, bfloat16
+inline const std::vector<std::string> kFloats = {"float32", "float16", "bfloat16"};
+DType to_dtype(const ArrayView& view);  // one of kFloats
 
 // Python numbers with range checks; `name` is the argument's.
 int64_t to_int(pybind11::handle object, const std::string& name);

@@ -10,8 +10,6 @@ namespace py = pybind11;
 namespace strata_pa {
 namespace {
 
-const std::vector<std::string> kFloats = {"float32", "float16", "bfloat16"};
-
 void check_shape(const ArrayView& a, const std::vector<int64_t>& shape, const std::string& expected) {
   if (a.shape != shape) throw InvalidInput(text(a.name, " must be ", expected, " = [", join(shape), "], got ", a.describe()));
 }

@@ -186,46 +186,6 @@ py::list variables() {
 
 // --- Work on arrays ---------------------------------------------------------------------------------------------------------
 
-const std::vector<std::string> kFloats = {"float32", "float16", "bfloat16"};
-
-void exact_finish(py::object A, py::object b, py::object L, py::object O, py::object out, py::object lse) {
-  ArrayView o = view_array(out, "out", kFloats, {3});
-  std::vector<int64_t> rows = {o.shape[0], o.shape[1]};
-  std::vector<ArrayView> keep;
-  Problem p;
-  p.dtype = to_dtype(o);
-  p.n_q = o.shape[0], p.n_head = o.shape[1], p.head_dim = o.shape[2];
-  p.out = contiguous(out, "out", dtype_name(p.dtype), o.shape, kWritten, keep);
-  p.out_stride = p.n_head * p.head_dim, p.out_head_stride = p.head_dim;
-  p.lse = contiguous<float>(lse, "lse", rows, kWritten, keep);
-  p.lse_stride = p.n_head;
-  cpu::ExactState state;
-  state.A = contiguous<float>(A, "A", rows, kRead, keep);
-  state.b = contiguous<float>(b, "b", rows, kRead, keep);
-  state.L = contiguous<int64_t>(L, "L", rows, kRead, keep);
-  state.O = contiguous<int64_t>(O, "O", o.shape, kRead, keep);
-  py::gil_scoped_release release;
-  if (p.n_q > 0) library().exact_finish(p, state);
-}
-
-void add_anchors(py::object A_all, py::object b_all, py::object A, py::object b) {
-  std::vector<ArrayView> keep;
-  std::vector<int64_t> shape = view_array(A_all, "A", {"float32"}, {2}).shape;
-  auto* a0 = contiguous<float>(A_all, "A", shape, kWritten, keep);
-  auto* b0 = contiguous<float>(b_all, "b", shape, kWritten, keep);
-  const float* a1 = contiguous<float>(A, "A", shape, kRead, keep);
-  const float* b1 = contiguous<float>(b, "b", shape, kRead, keep);
-  library().merge_anchors(shape[0] * shape[1], a0, b0, a1, b1);
-}
-
-void add_sums(py::object all, py::object part, const std::string& name) {
-  std::vector<ArrayView> keep;
-  ArrayView view = view_array(all, name, {"int64"}, {2, 3});
-  auto* to = contiguous<int64_t>(all, name, view.shape, kWritten, keep);
-  const int64_t* from = contiguous<int64_t>(part, name, view.shape, kRead, keep);
-  library().merge_sums(view.size(), to, from);
-}
-
 py::dict check_cache(py::object k, py::object v, py::object k_scale, py::object v_scale, py::object page_table, py::object layout) {
   PagedView c = view_paged(k, v, k_scale, v_scale, page_table, layout);
   py::dict d;
@@ -255,6 +215,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
 
   add_cuda(m);
   add_quantize(m);
+  add_partial(m);
   m.def("kernels", &kernels);
   m.def("devices", &devices);
   m.def("build_info", &build_info);
@@ -262,9 +223,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("set_imma", [](py::object value) { library().set_imma(value.is_none() ? std::nullopt : std::optional<bool>(to_bool(value, "value"))); });
   m.def("get_imma", [] { return library().get_imma(); });
   m.def("check_cache", &check_cache);
-  m.def("exact_finish", &exact_finish);
-  m.def("add_anchors", &add_anchors);
-  m.def("add_sums", &add_sums);
 
   py::class_<Call>(m, "Call")
       .def(py::init([](py::object q, py::object k, py::object v, py::object k_scale, py::object v_scale, py::object page_table, py::object layout,

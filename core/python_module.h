@@ -6,5 +6,6 @@ namespace strata_pa {
 
 void add_cuda(pybind11::module_& m);      // core/python_cuda.cpp
 void add_quantize(pybind11::module_& m);  // core/python_quantize.cpp
+void add_partial(pybind11::module_& m);   // core/python_partial.cpp
 
 }  // namespace strata_pa

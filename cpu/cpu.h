@@ -46,6 +46,13 @@ void run(Kernel kernel, const Problem& p, const Isa& isa, const RunOptions& opti
 // Combines: from state (A, b, L, O) to p.out and p.lse.
 void exact_finish(const Problem& p, const ExactState& state);
 
+// Whole results over disjoint sets of cells, merged by their lse in the order given (docs/numerics.md, section 6). C-contiguous: out [rows, dim], lse [rows].
+struct Partial {
+  const void* out;
+  const float* lse;
+};
+void merge_partials(int64_t rows, int64_t dim, DType dtype, const std::vector<Partial>& parts, void* out, float* lse);
+
 // Scratch bytes a run takes, all threads together.
 int64_t scratch_bytes(Kernel kernel, const Problem& p, const Isa& isa, const RunOptions& options);
 

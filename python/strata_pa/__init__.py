@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .cache import PagedKV, quantize_kv
     from .diagnosis import Check, Report, doctor, selftest
     from .info import build_info, capabilities, environment_variables, get_imma, kernels, set_imma
-    from .partial import ExactAnchors, ExactSums, exact_anchors, exact_finish, exact_sums, merge_anchors, merge_sums
+    from .partial import ExactAnchors, ExactSums, exact_anchors, exact_finish, exact_sums, merge_anchors, merge_partials, merge_sums
     from .paths import get_library
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "get_library",
     "kernels",
     "merge_anchors",
+    "merge_partials",
     "merge_sums",
     "plan",
     "prompt_attention",
@@ -56,7 +57,7 @@ _HOMES = {
     "cache": "PagedKV quantize_kv",
     "diagnosis": "Check Report doctor selftest",
     "info": "build_info capabilities environment_variables get_imma kernels set_imma",
-    "partial": "ExactAnchors ExactSums exact_anchors exact_finish exact_sums merge_anchors merge_sums",
+    "partial": "ExactAnchors ExactSums exact_anchors exact_finish exact_sums merge_anchors merge_partials merge_sums",
     "paths": "get_library",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

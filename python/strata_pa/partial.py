@@ -1,18 +1,22 @@
-"""Partial states of the `exact` kernel over disjoint sets of cells, which combine to the bytes of one call over all of them.
+"""Partial results over disjoint sets of cells.
+
+States of the `exact` kernel combine to the bytes of one call over all cells, in any order and grouping (docs/numerics.md, section 5):
 
     anchors = merge_anchors([exact_anchors(q, kv, ids=part) for part in parts])
     sums = merge_sums([exact_sums(q, kv, ids=part, anchors=anchors) for part in parts])
     out, lse = exact_finish(anchors, sums)
 
+Whole results of any kernel combine by their log-sum-exp, rounded, in the order given (section 6):
+
+    out, lse = merge_partials(*zip(*[prompt_attention(q, kv, ids=part, return_lse=True) for part in parts]))
+
 The parts may be lists of `ids`, or caches with the same `kv_len` whose page tables hold -1 for the pages of the others; they may live in
-different processes. Order and grouping do not matter. See docs/numerics.md, section 5.
+different processes (`strata_pa.distributed`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from . import _core
 from .arrays import Array, Ints, as_numpy, empty_like_kind
@@ -32,10 +36,32 @@ class ExactAnchors:
     A: Array
     b: Array
 
+    def keys(self) -> Array:
+        """The anchors as integers, int64 `[2, n_q, n_head]`, that merge by their maximum: what an all-reduce of any library can take.
+
+        An integer maximum keeps bad rows, which a maximum of floats does not everywhere.
+        """
+        n_q, n_head = _core.array_shape(self.A)
+        keys = empty_like_kind(self.A, (2, n_q, n_head), "int64")
+        _core.anchors_to_keys(self.A, self.b, keys)
+        return keys
+
+    @classmethod
+    def from_keys(cls, keys: Array) -> "ExactAnchors":
+        """The anchors of `keys()`, or of maxima of several.
+
+        Raises:
+            InvalidInput: keys is not int64 `[2, n_q, n_head]`.
+        """
+        shape = _core.array_shape(keys)[1:]
+        anchors = cls(empty_like_kind(keys, shape, "float32"), empty_like_kind(keys, shape, "float32"))
+        _core.anchors_from_keys(keys, anchors.A, anchors.b)
+        return anchors
+
 
 @dataclass(frozen=True, eq=False)
 class ExactSums:
-    """The sums of each row, computed with the anchors of all parts.
+    """The sums of each row, computed with the anchors of all parts. Those of disjoint sets add, as integers.
 
     Attributes:
         L: int64 `[n_q, n_head]`, the sum of the weights in units of 2^-30.
@@ -60,7 +86,7 @@ def exact_anchors(
     sm_scale: float | None = None,
     num_threads: int | None = None,
 ) -> ExactAnchors:
-    """The anchors of one set of cells; the arguments and errors of `prompt_attention`. The arrays are NumPy's."""
+    """The anchors of one set of cells; the arguments and errors of `prompt_attention`. The arrays are of q's library."""
     call = make_call(
         q,
         kv,
@@ -76,7 +102,7 @@ def exact_anchors(
         num_threads=num_threads,
     )
     rows = call.shape[:2]
-    anchors = ExactAnchors(np.empty(rows, np.float32), np.empty(rows, np.float32))
+    anchors = ExactAnchors(*(empty_like_kind(q, rows, "float32", call.device) for _ in range(2)))
     call.exact_anchors(anchors.A, anchors.b)
     return anchors
 
@@ -114,7 +140,7 @@ def exact_sums(
         kernel="exact",
         num_threads=num_threads,
     )
-    sums = ExactSums(np.empty(call.shape[:2], np.int64), np.empty(call.shape, np.int64))
+    sums = ExactSums(*(empty_like_kind(q, shape, "int64", call.device) for shape in (call.shape[:2], call.shape)))
     call.exact_sums(anchors.A, anchors.b, sums.L, sums.O)
     return sums
 
@@ -152,18 +178,45 @@ def exact_finish(anchors: ExactAnchors, sums: ExactSums, dtype: str = "float32",
     Args:
         anchors, sums: the merged state.
         dtype: of q and so of `out`: "float32", "float16" or "bfloat16".
-        out: where to write, C-contiguous `[n_q, n_head, head_dim]`; it decides the dtype. None: a new NumPy array.
+        out: where to write, C-contiguous `[n_q, n_head, head_dim]`; it decides the dtype. None: a new array of the sums' library.
 
     Returns:
         out `[n_q, n_head, head_dim]`, lse float32 `[n_q, n_head]` of the same kind.
     """
-    shape = tuple(as_numpy(sums.O).shape)
+    shape = _core.array_shape(sums.O)
     if out is None:
         if not isinstance(dtype, str) or dtype not in ("float32", "float16", "bfloat16"):
             raise _core.InvalidInput(f"dtype must be 'float32', 'float16' or 'bfloat16', got {dtype!r}")
-        out = empty_like_kind(None, shape, dtype)
+        out = empty_like_kind(sums.O, shape, dtype)
     lse = empty_like_kind(out, shape[:2], "float32")
     _core.exact_finish(anchors.A, anchors.b, sums.L, sums.O, out, lse)
+    return out, lse
+
+
+def merge_partials(outs: Sequence[Array], lses: Sequence[Array], *, out: Array | None = None) -> tuple[Array, Array]:
+    """The results over disjoint sets of cells as one over their union: `out` and `lse` of `prompt_attention(..., return_lse=True)`.
+
+    The parts are weighted with e^lse and added in the order given, in FP32: the same parts in the same order give the same bytes on every
+    machine. A part's rows without a cell (lse -inf) do not take part, a row that is NaN in one part is NaN. To keep the accuracy of q in
+    float16 or bfloat16, merge float32 results.
+
+    Args:
+        outs: 1 to 64 C-contiguous arrays `[n_q, n_head, head_dim]`, float32, float16 or bfloat16.
+        lses: as many, float32 `[n_q, n_head]`, natural logs.
+        out: where to write, C-contiguous, dtype and shape as `outs[0]`; it may be one of them, and overlaps no other. None: a new array.
+
+    Returns:
+        out, and lse float32 `[n_q, n_head]`; new arrays are of the library of `outs[0]`.
+
+    Raises:
+        InvalidInput: no parts, too many, or different shapes; InvalidType: a wrong dtype.
+    """
+    outs, lses = list(_some(outs)), list(lses)
+    shape = _core.array_shape(outs[0])
+    if out is None:
+        out = empty_like_kind(outs[0], shape, _core.array_dtype(outs[0]))
+    lse = empty_like_kind(outs[0], shape[:2], "float32")
+    _core.merge_partials(outs, lses, out, lse)
     return out, lse
 
 
@@ -174,4 +227,6 @@ def _some(parts: Sequence[Any]) -> Sequence[Any]:
 
 
 def _copy(array: Array) -> Any:
-    return np.array(as_numpy(array), order="C")
+    copy = empty_like_kind(array, _core.array_shape(array), _core.array_dtype(array))
+    as_numpy(copy)[...] = as_numpy(array)
+    return copy

@@ -376,6 +376,21 @@ def exact_finish(anchors: Anchors, L: Array, O: Array, dtype: DTypeLike = f32) -
         return _stored(out, A, total * f32(2.0**-30), dtype)
 
 
+def merge_partials(outs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array, Array]:
+    """Whole results over disjoint sets of cells as one, in the order given: out and lse (section 6). All outs have one dtype."""
+    top = np.maximum.reduce(lses)
+    bad = np.logical_or.reduce([~(lse < INF) for lse in lses])
+    out, total = np.zeros(outs[0].shape, f32), np.zeros(top.shape, f32)
+    with np.errstate(all="ignore"):
+        for part, lse in zip(outs, lses, strict=True):
+            w = np.where(bad | np.isneginf(lse), f32(0), exp2((lse - top) * f32(LOG2E)))
+            total = total + w
+            out = np.where(w[..., None] > 0, fma(w[..., None], part.astype(f32), out), out)
+        merged = fma(log2(np.where(total > 0, total, f32(1))), LN2, top)
+        M = np.where(bad, f32(np.nan), top)
+        return _stored(out / total[..., None], M, np.ones_like(top), outs[0].dtype)[0], np.where(np.isfinite(M), merged, M)
+
+
 def _stored(out: Array, M: Array, S: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     """The last steps (1.5), with the rows that saw nothing (M = -inf) or are bad (M = NaN) filled in."""
     lse = np.where(np.isfinite(M), (M + log2(S)) * LN2, M)
