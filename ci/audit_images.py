@@ -21,6 +21,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import matrix
+
 ROOT = Path(__file__).resolve().parent.parent
 HASHES = ROOT / "ci" / "v2_code.json"
 V2 = "strata_v2_d256_g64"
@@ -146,6 +149,19 @@ def int8_mma(dump: str) -> dict[str, int]:
     return {symbol: len(re.findall(r"\bIMMA\.", body)) for symbol, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
+def architectures(elf: str, ptx: str) -> list[str]:
+    """Of `cuobjdump -lelf` and `-lptx`, as build_info() has them: cubins as "sm_90", PTX as "compute_90", ascending."""
+    found = []
+    for prefix, dump in (("sm_", elf), ("compute_", ptx)):
+        found += [f"{prefix}{arch}" for arch in sorted({int(x) for x in re.findall(r"\.sm_(\d+)[a-z]?\.(?:cubin|ptx)", dump)})]
+    return found
+
+
+def disagreement(told: list[str], there: list[str]) -> list[str]:
+    """build_info()["cuda_archs"] against what cuobjdump found."""
+    return [] if told == there else [f'build_info()["cuda_archs"] is {", ".join(told)}; the library holds {", ".join(there)}']
+
+
 def read(library: Path) -> list[Code]:
     """Every kernel of every cubin in a library, a fat binary or a cubin."""
     dump = tool("cuobjdump")
@@ -169,9 +185,7 @@ def read(library: Path) -> list[Code]:
 
 
 def listed() -> tuple[int, ...]:
-    text = (ROOT / "cuda" / "architectures.cmake").read_text()
-    (numbers,) = re.findall(r"set\(STRATA_PA_CUDA_ARCHITECTURES ([\d ]+)\)", text)
-    return tuple(map(int, numbers.split()))
+    return matrix.load().cuda_architectures
 
 
 SIZES = r"""
@@ -240,6 +254,11 @@ def main() -> int:
     archs = tuple(map(int, asked.archs.split(","))) if asked.archs else listed()
     codes = read(library)
     wrong = problems(codes, expected(archs))
+    if asked.library is None:
+        lists = [
+            subprocess.run([tool("cuobjdump"), x, library], capture_output=True, text=True, check=True).stdout for x in ("-lelf", "-lptx")
+        ]
+        wrong += disagreement(strata_pa.build_info()["cuda_archs"], architectures(*lists))
     compiler, mine = strata_pa.build_info()["nvcc"], v2_code(codes)
     hashes = json.loads(HASHES.read_text()) if HASHES.exists() else {}
     if asked.write:

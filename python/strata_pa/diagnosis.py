@@ -115,11 +115,11 @@ def _environment() -> str:
 
 
 def _cuda_driver() -> Check:
-    """No driver, or one without a device, is absent; one that cannot be used for another reason as well: the CPU's kernels still run."""
+    """No driver, or one without a device, is absent: the CPU's kernels still run. One too old for the images has failed."""
     try:
         driver = _core.cuda_driver()
     except _core.UnsupportedDevice as error:
-        return Check("cuda", "absent", str(error))
+        return Check("cuda", "failed" if "needs >= " in str(error) else "absent", str(error))
     return Check("cuda", "ok", f"{driver['path']} supports CUDA {driver['cuda']}; kernels by nvcc {_core.build_info()['nvcc']}")
 
 

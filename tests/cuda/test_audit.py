@@ -86,6 +86,15 @@ Resource usage:
 """) == {IMMA: 2, V2: 0}
 
 
+def test_what_build_info_says_is_compared():
+    elf = "ELF file    1: a.1.sm_100.cubin\nELF file    2: a.2.sm_90.cubin\nELF file    3: b.3.sm_90a.cubin\n"
+    there = audit.architectures(elf, "PTX file    1: a.1.sm_75.ptx\n")
+    assert there == ["sm_90", "sm_100", "compute_75"]
+    assert audit.disagreement(there, there) == []
+    (line,) = audit.disagreement(["sm_90", "sm_100"], there)
+    assert line.endswith("the library holds sm_90, sm_100, compute_75")
+
+
 def test_machine_code_is_cut_out_of_elf_files():
     names = b"\0.text.strata_a\0.shstrtab\0"
     body, start = b"code of a kernel", 64

@@ -246,7 +246,9 @@ def test_a_driver_that_is_too_old(driver, version, text):
     driver(90, version=version)
     with pytest.raises(UnsupportedDevice, match=rf"supports CUDA {text}; this build, by nvcc 13\..*, needs >= 13\.0"):
         birth()
-    assert "needs >= 13.0" in str(strata_pa.doctor())
+    report = strata_pa.doctor()
+    assert not report.ok
+    assert "needs >= 13.0" in str(report)
 
 
 def test_a_library_that_is_no_driver(monkeypatch, driver):
