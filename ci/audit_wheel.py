@@ -1,11 +1,13 @@
 """Audits wheels by their files alone: what their shared objects need and show, against the tag in their name and ci/matrix.toml.
 
-    python ci/audit_wheel.py WHEEL ...       prints what is wrong, each in a line; exit status 1 if anything is
+    python ci/audit_wheel.py [--complete] [--tag v1.2.3] WHEEL ...    prints what is wrong, each in a line; exit status 1 if anything is
 
 - the tag: symbol versions of GLIBC, GLIBCXX, CXXABI and the like, and libraries needed, within what that manylinux policy allows;
 - nothing grafted: the module and libstrata_pa only, no CUDA, ROCm, BLAS, OpenMP or PyTorch library needed, no symbol of PyTorch;
 - exports: the module's init function, and versioned strata_pa_ symbols of libstrata_pa; relative search paths; no executable stack;
 - the wheel: the name's tags and version, the license, no tests, and the size.
+
+--complete: there is one wheel for every Python and platform of the matrix. --tag: the release's tag names the version.
 
 What the images hold is ci/audit_images.py's business. Needs pyelftools, and auditwheel for its table of policies.
 """
@@ -142,13 +144,12 @@ def of_platform(tags: frozenset[Tag], limits: matrix.Matrix) -> tuple[str, str, 
 
 def problems(wheel: Path, limits: matrix.Matrix) -> list[str]:
     """Everything that is wrong with a wheel, each in a line."""
-    name, version, _, tags = parse_wheel_filename(wheel.name)
+    name, number, _, tags = parse_wheel_filename(wheel.name)
     policy_name, machine, wrong = of_platform(tags, limits)
     if wheel.stat().st_size > limits.max_bytes:
         wrong.append(f"it has {wheel.stat().st_size} bytes, ci/matrix.toml allows {limits.max_bytes}")
-    (said,) = re.findall(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    if (name, str(version)) != ("strata-pa", said):
-        wrong.append(f"it is {name} {version}, not strata-pa {said}")
+    if (name, str(number)) != ("strata-pa", version()):
+        wrong.append(f"it is {name} {number}, not strata-pa {version()}")
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         objects = {n: read(data) for n in names if (data := file.read(n))[:4] == b"\x7fELF"}
@@ -172,6 +173,28 @@ def problems(wheel: Path, limits: matrix.Matrix) -> list[str]:
     return wrong
 
 
+def version() -> str:
+    """The one in pyproject.toml."""
+    (said,) = re.findall(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    return str(said)
+
+
+def missing(wheels: list[Path], limits: matrix.Matrix) -> list[str]:
+    """What a release would lack, or have twice."""
+    names = []
+    for wheel in wheels:
+        _, _, _, tags = parse_wheel_filename(wheel.name)
+        _, machine, _ = of_platform(tags, limits)
+        names.append(f"{next(iter(tags)).abi}-manylinux_{machine}")
+    wrong = [f"there are {names.count(name)} wheels for {name}" for name in limits.identifiers() if names.count(name) != 1]
+    return wrong + [f"{name} is not in ci/matrix.toml" for name in names if name not in limits.identifiers()]
+
+
+def mistagged(tag: str) -> list[str]:
+    """A release's tag is its version's."""
+    return [] if tag == f"v{version()}" else [f"the tag is {tag}, the version {version()}"]
+
+
 def images_digest(wheel: Path) -> str:
     """SHA-256 of the embedded images, which are the same in every wheel of one build."""
     with zipfile.ZipFile(wheel) as file:
@@ -182,14 +205,21 @@ def images_digest(wheel: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", type=Path, nargs="+")
-    limits, failed = matrix.load(), 0
-    for wheel in parser.parse_args().wheels:
+    parser.add_argument("--complete", action="store_true")
+    parser.add_argument("--tag", metavar="v1.2.3")
+    asked = parser.parse_args()
+    limits = matrix.load()
+    whole = (missing(asked.wheels, limits) if asked.complete else []) + (mistagged(asked.tag) if asked.tag else [])
+    for line in whole:
+        print(line)
+    failed = bool(whole)
+    for wheel in asked.wheels:
         wrong = problems(wheel, limits)
-        failed += bool(wrong)
+        failed |= bool(wrong)
         for line in wrong:
             print(f"{wheel.name}: {line}")
         print(f"{wheel.name}: {f'{len(wrong)} problems' if wrong else 'as it should be'}")
-    return bool(failed)
+    return failed
 
 
 if __name__ == "__main__":

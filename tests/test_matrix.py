@@ -96,6 +96,80 @@ def test_classifiers_and_least_python():
     assert PROJECT["project"]["requires-python"] == f">={MATRIX.pythons[0]}"
 
 
+def test_cibuildwheel_builds_the_matrix():
+    settings = PROJECT["tool"]["cibuildwheel"]
+    assert settings["build"].split() == [f"cp{python.replace('.', '')}-*" for python in MATRIX.pythons]
+    for machine, glibc in MATRIX.platforms.items():
+        target = settings["linux"]["environment"]["STRATA_PA_ZIG_TARGET"].replace("$(uname -m)", machine)
+        assert target == f"{machine}-linux-gnu.{glibc}"
+        assert MATRIX.tag(machine) in settings["linux"]["repair-wheel-command"].replace("$(uname -m)", machine)
+        assert f"manylinux-{machine}-image" in settings["linux"]
+    assert any(f"ziglang=={MATRIX.zig}" in command for command in settings["linux"]["before-all"])
+
+
+def test_cibuildwheel_takes_its_configuration():
+    pytest.importorskip("cibuildwheel", reason="pip install '.[wheels]'")
+    command = [
+        sys.executable,
+        "-m",
+        "cibuildwheel",
+        "--print-build-identifiers",
+        "--platform",
+        "linux",
+        "--archs",
+        ",".join(MATRIX.platforms),
+        ROOT,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted(MATRIX.identifiers())
+
+
+def workflow(name):
+    yaml = pytest.importorskip("yaml", reason="pip install '.[wheels]'")
+    text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+    return yaml.safe_load(text), text
+
+
+def scripts(text):
+    """The programs of ci/ that a workflow calls."""
+    return re.findall(r"(?:python|bash) (\.?ci/[\w.]+)", text)
+
+
+@pytest.mark.parametrize("name", ["tests", "wheels", "release"])
+def test_workflows(name):
+    """They may only read, they end, and the programs they call are there."""
+    document, text = workflow(name)
+    assert document["permissions"] == {"contents": "read"}
+    for job in document["jobs"].values():
+        assert "uses" in job or job["timeout-minutes"] <= 60
+        for step in job.get("steps", ()):
+            assert ("run" in step) != ("uses" in step)
+    assert all((ROOT / script).exists() for script in scripts(text))
+    assert "secrets." not in text
+
+
+def test_the_workflow_for_wheels_has_the_platforms_of_the_matrix():
+    document, text = workflow("wheels")
+    assert [cell["machine"] for cell in document["jobs"]["wheels"]["strategy"]["matrix"]["include"]] == list(MATRIX.platforms)
+    assert document["jobs"]["wheels"]["needs"] == "images"
+    assert set(scripts(text)) == {"ci/build_images.py", "ci/audit_wheel.py", "ci/test_wheel.py"}
+    paths = [
+        step["with"]["path"] for job in document["jobs"].values() for step in job["steps"] if step.get("with", {}).get("name") == "images"
+    ]
+    assert paths == ["build/images/cuda"] * 2
+    assert PROJECT["tool"]["cibuildwheel"]["linux"]["config-settings"]["cmake.define.STRATA_PA_IMAGES"].endswith(paths[0])
+
+
+def test_a_release_is_published_by_trust():
+    document, text = workflow("release")
+    publish = document["jobs"]["publish"]
+    assert publish["permissions"] == {"contents": "read", "id-token": "write"}
+    assert document["jobs"]["wheels"]["uses"] == "./.github/workflows/wheels.yml"
+    assert "--complete --tag" in text
+    assert [job for job, entry in document["jobs"].items() if "permissions" in entry] == ["publish"]
+
+
 # Architectures that are named in code
 
 

@@ -147,6 +147,22 @@ def test_the_command(compiled, tmp_path, monkeypatch, capsys):
     assert f"{NAME}: it has the modules []" in capsys.readouterr().out
 
 
+def test_a_release_is_complete():
+    limits = matrix.load()
+    abis = [f"cp{python.replace('.', '')}" for python in limits.pythons]
+    wheels = [Path(f"strata_pa-0.1.0-{abi.rstrip('t')}-{abi}-{limits.tag(machine)}.whl") for machine in limits.platforms for abi in abis]
+    assert audit.missing(wheels, limits) == []
+    assert audit.missing(wheels[1:], limits) == [f"there are 0 wheels for {limits.identifiers()[0]}"]
+    other = Path(f"strata_pa-0.1.0-cp39-cp39-{limits.tag('x86_64')}.whl")
+    assert audit.missing([*wheels, other], limits) == ["cp39-manylinux_x86_64 is not in ci/matrix.toml"]
+
+
+def test_the_tag_of_a_release():
+    assert audit.mistagged("v0.1.0") == []
+    assert audit.mistagged("v9.9") == ["the tag is v9.9, the version 0.1.0"]
+    assert audit.mistagged("0.1.0") == ["the tag is 0.1.0, the version 0.1.0"]
+
+
 def test_the_digest_of_the_images(compiled, tmp_path):
     path = tmp_path / NAME
     source = GOOD_LIBRARY + '\n__attribute__((section(".nv_fatbin"), used)) const char images[4] = "abc";'
