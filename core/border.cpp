@@ -65,9 +65,9 @@ const Border border = {
     {guard<needs>},
     {guard<built>},
     {guard<kernels_of>},
+    {guard<build_facts>},
 
     {guard<cuda::built_images>},
-    {guard<cuda::built_archs>},
     {guard<cuda::choose>},
     {guard<cuda::driver_facts>},
     {guard<cuda::card>},

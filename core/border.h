@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/build_facts.h"
 #include "core/cuda_device.h"
 #include "core/cuda_memory.h"
 #include "core/cuda_quantize.h"
@@ -72,9 +73,10 @@ struct Border {
   Crossing<bool(const Kernel&)> built;
   Crossing<DeviceKernels(const Device&)> kernels_of;
 
+  Crossing<BuildFacts()> build_facts;
+
   // CUDA
   Crossing<const cuda::BuiltImages&()> built_images;
-  Crossing<std::vector<std::string>()> built_archs;
   Crossing<cuda::Choice(cuda::Vendor, int, const cuda::Image&)> choose;
   Crossing<cuda::DriverFacts()> cuda_driver;
   Crossing<cuda::Card&(int)> cuda_card;

@@ -93,6 +93,15 @@ Plan make_plan(const Problem& problem, const Device& device, const std::optional
   return plan;
 }
 
+std::string describe(const Plan& plan) {
+  std::string threads = plan.device.num_threads ? text(", ", plan.device.num_threads, " threads") : "";
+  std::string lines = text("Plan: ", plan.kernel->name, " on ", plan.device.name(), " (", plan.device.architecture(), threads, "), chosen by ", plan.chosen_by,
+                           ", workspace ", plan.workspace_bytes, " bytes");
+  for (const Refusal& r : plan.refused) lines += text("\n  refused ", r.kernel, ": ", join(r.reasons, "; "));
+  for (const std::string& note : plan.notes) lines += text("\n  note: ", note);
+  return lines;
+}
+
 DeviceKernels kernels_of(const Device& device) {
   DeviceKernels list;
   for (const Kernel* k : rows_for(device.id.kind)) {

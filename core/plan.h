@@ -29,6 +29,8 @@ struct Plan {
 // Throws InvalidInput for an unknown kernel name, UnsupportedProblem if no kernel, or not the one of kernel=, can run the problem.
 Plan make_plan(const Problem& problem, const Device& device, const std::optional<std::string>& kernel, const Environment& environment);
 
+std::string describe(const Plan& plan);  // in lines: the choice, each refusal, each note
+
 // The kernels that the device has, whatever the problem: the first is its default.
 struct DeviceKernels {
   std::vector<const Kernel*> kernels;

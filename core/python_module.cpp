@@ -150,25 +150,18 @@ py::list devices() {
 }
 
 py::dict build_info() {
+  BuildFacts facts = library().build_facts();
   py::dict d;
-  d["version"] = STRATA_PA_VERSION;
-#if defined(__clang__)
-  d["compiler"] = "clang " __clang_version__;
-#elif defined(__GNUC__)
-  d["compiler"] = "g++ " __VERSION__;
-#else
-  d["compiler"] = "unknown";
-#endif
-  d["build_type"] = STRATA_PA_BUILD_TYPE;
-  d["sanitize"] = STRATA_PA_SANITIZE;
+  d["version"] = facts.version;
+  d["compiler"] = facts.compiler;
+  d["build_type"] = facts.build_type;
+  d["sanitize"] = facts.sanitize;
   d["pybind11"] = text(PYBIND11_VERSION_MAJOR, ".", PYBIND11_VERSION_MINOR);
   d["python"] = text(PY_MAJOR_VERSION, ".", PY_MINOR_VERSION);
-  std::vector<std::string> paths;
-  for (const cpu::Isa& isa : library().isas()) paths.push_back(isa.name);
-  d["cpu_paths"] = paths;
-  d["nvcc"] = library().built_images().compiler;
-  d["cuda_archs"] = library().built_archs();
-  d["hip_archs"] = py::list();
+  d["cpu_paths"] = facts.cpu_paths;
+  d["nvcc"] = facts.nvcc;
+  d["cuda_archs"] = facts.cuda_archs;
+  d["hip_archs"] = facts.hip_archs;
   return d;
 }
 

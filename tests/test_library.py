@@ -1,10 +1,12 @@
 """libstrata_pa and the Python module: one copy of everything, and nothing shows that should not."""
 
+import importlib.metadata
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import capi
 import pytest
 
 import strata_pa
@@ -23,7 +25,7 @@ def exported(path):
 
 def test_exported_symbols():
     assert exported(MODULE) == {"PyInit__core"}
-    assert exported(LIBRARY) == {"strata_pa_private_border"}
+    assert exported(LIBRARY) == {"strata_pa_private_border", *(f"strata_pa_{name}" for name in capi.FUNCTIONS)}
 
 
 def test_the_module_is_small():
@@ -47,3 +49,28 @@ def test_a_library_of_another_version(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert f"strata_pa._core is of version {strata_pa.__version__}, the libstrata_pa that was loaded is not" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "function", "holds"),
+    [
+        ("--cmakedir", strata_pa.get_cmake_dir, "strata_paConfig.cmake"),
+        ("--includedir", strata_pa.get_include, "strata_pa.h"),
+        ("--pkgconfigdir", strata_pa.get_pkgconfig_dir, "strata_pa.pc"),
+    ],
+)
+def test_folders(option, function, holds):
+    done = subprocess.run([sys.executable, "-m", "strata_pa", option], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{function()}\n"
+    assert (function() / holds).is_file()
+
+
+def test_the_librarys_path_without_numpy():
+    code = "import sys; sys.modules['numpy'] = None; from strata_pa.cli import main; main(['--library'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{LIBRARY}\n", "")
+
+
+def test_the_entry_point_for_cmake():
+    (entry,) = importlib.metadata.entry_points(group="cmake.root", name="strata_pa")
+    assert entry.value == "strata_pa"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .diagnosis import Check, Report, doctor, selftest
     from .info import build_info, capabilities, environment_variables, get_imma, kernels, set_imma
     from .partial import ExactAnchors, ExactSums, exact_anchors, exact_finish, exact_sums, merge_anchors, merge_partials, merge_sums
-    from .paths import get_library
+    from .paths import get_cmake_dir, get_include, get_library, get_pkgconfig_dir
 
 __all__ = [
     "Check",
@@ -38,8 +38,11 @@ __all__ = [
     "exact_anchors",
     "exact_finish",
     "exact_sums",
+    "get_cmake_dir",
     "get_imma",
+    "get_include",
     "get_library",
+    "get_pkgconfig_dir",
     "kernels",
     "merge_anchors",
     "merge_partials",
@@ -58,7 +61,7 @@ _HOMES = {
     "diagnosis": "Check Report doctor selftest",
     "info": "build_info capabilities environment_variables get_imma kernels set_imma",
     "partial": "ExactAnchors ExactSums exact_anchors exact_finish exact_sums merge_anchors merge_partials merge_sums",
-    "paths": "get_library",
+    "paths": "get_cmake_dir get_include get_library get_pkgconfig_dir",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from . import _inspect
+from . import _inspect, paths
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -27,8 +28,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _PrintPath(argparse.Action):
+    """An option that prints a path and ends the command."""
+
+    def __init__(self, *arguments: Any, function: Callable[[], Path], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._function = function
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        print(self._function())
+        parser.exit()
+
+
+_FOLDERS = (
+    ("--cmakedir", paths.get_cmake_dir, "the folder of strata_paConfig.cmake"),
+    ("--includedir", paths.get_include, "the folder of strata_pa.h"),
+    ("--pkgconfigdir", paths.get_pkgconfig_dir, "the folder of strata_pa.pc"),
+    ("--library", paths.get_library, "the shared library"),
+)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="strata-pa", description="Exact prompt attention over a paged int8 KV cache.")
+    for option, function, what in _FOLDERS:
+        parser.add_argument(option, action=_PrintPath, nargs=0, function=function, help=f"print {what}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
 
     info = commands.add_parser("info", help="devices, kernels and why each other one is refused, build, environment")

@@ -14,3 +14,18 @@ def _prefix() -> Path:
 def get_library() -> Path:
     """The shared library libstrata_pa, which has every kernel."""
     return _prefix() / "lib" / "libstrata_pa.so"
+
+
+def get_include() -> Path:
+    """The folder of strata_pa.h."""
+    return _prefix() / "include"
+
+
+def get_cmake_dir() -> Path:
+    """The folder of strata_paConfig.cmake, for `strata_pa_DIR`."""
+    return _prefix() / "lib" / "cmake" / "strata_pa"
+
+
+def get_pkgconfig_dir() -> Path:
+    """The folder of strata_pa.pc, for `PKG_CONFIG_PATH`."""
+    return _prefix() / "lib" / "pkgconfig"

@@ -1,0 +1,16 @@
+// How the library was built.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace strata_pa {
+
+struct BuildFacts {
+  std::string version, compiler, build_type, sanitize;
+  std::vector<std::string> cpu_paths;
+  std::string nvcc;  // its version; "": a build without CUDA
+  std::vector<std::string> cuda_archs, hip_archs;
+};
+BuildFacts build_facts();
+
+}  // namespace strata_pa
