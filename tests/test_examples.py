@@ -8,7 +8,7 @@ import pytest
 from optional import need
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-NEEDS = {"numpy_attention": [], "pytorch_cache": ["torch"]}
+NEEDS = {"numpy_attention": [], "pytorch_cache": ["torch"], "transformers_generate": ["torch", "transformers"]}
 
 
 def test_all_are_here():
