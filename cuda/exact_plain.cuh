@@ -7,11 +7,6 @@ namespace strata_pa {
 namespace cuda {
 
 #ifdef STRATA_PA_SM80
-// lv: the least integer with top <= 2^lv; -inf where top is 0.
-__device__ __forceinline__ float level(float top) {
-  return top == 0.0f ? kMinusInf : static_cast<float>(((__float_as_int(top) + 0x7fffff) >> 23) - 127);
-}
-
 template <int D, int G>
 struct ExactBlock : DigitBlock<D, G> {
   using Base = DigitBlock<D, G>;

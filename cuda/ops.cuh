@@ -2,6 +2,12 @@
 #pragma once
 #include <cstdint>
 
+#ifdef __CUDACC__
+#include "ptx.cuh"
+#else  // AMD, and the tests that run the kernels on the CPU: the same names
+#include "../hip/gpu.h"
+#endif
+
 #include "../core/arith.h"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -14,17 +20,6 @@ namespace cuda {
 constexpr float kMinusInf = -__builtin_huge_valf();
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: an FP32 sum with it is rounded to an integer, which its low bits then hold
 constexpr int kMagicBits = 0x4B400000;
-
-// a / b, correctly rounded, without the slow path of the general division (a call, for which every register would be saved): for
-// quotients and reciprocals far from overflow and underflow.
-__device__ __forceinline__ float divide_ordinary(float a, float b) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
-  y = __fmaf_rn(y, __fmaf_rn(-b, y, 1.0f), y);
-  float q = __fmul_rn(a, y);
-  q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
-  return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
-}
 
 struct GpuOps {
   using F = float;
@@ -83,16 +78,16 @@ __device__ __forceinline__ float join_magic(int h, int l, int m) {
   return __fmaf_rn(r, 0x1p-16f, from_magic(h));
 }
 
-__device__ __forceinline__ float half_to_float(uint16_t h) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-  return x;
-}
 __device__ __forceinline__ bool half_is_finite(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 0x1.fffffep+127f; }
 
 // The same with the sum of r as an integer: one conversion on a slow unit in place of two additions and an fma.
 __device__ __forceinline__ float join_half_magic(int h, int r) { return __fmaf_rn(__int2float_rn(r), 0x1p-16f, from_magic(h)); }
+
+// lv of docs/numerics.md, section 5: the least integer with top <= 2^lv; -inf where top is 0.
+__device__ __forceinline__ float level(float top) {
+  return top == 0.0f ? kMinusInf : static_cast<float>(((__float_as_int(top) + 0x7fffff) >> 23) - 127);
+}
 
 __device__ __forceinline__ uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 
