@@ -69,16 +69,14 @@ struct Block {
   template <class F>
   __device__ __forceinline__ void each_q(F f) const {
     const int64_t base = from->query.index * p.q_stride + from->query.kv * rows * p.q_head_stride;
-    with_dtype(p, [&](auto dtype) {
 #pragma unroll 1
-      for (int i = tid; i < R * kQuads; i += kThreads) {
-        const int row = i / kQuads, d = i % kQuads * 4;
-        float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (row < rows) load_q4<decltype(dtype)::value>(p, base + row * p.q_head_stride + d, x);
-        if (!(is_finite(x[0]) && is_finite(x[1]) && is_finite(x[2]) && is_finite(x[3]))) atomicOr(bad + row, 1);
-        f(row, d, x);
-      }
-    });
+    for (int i = tid; i < R * kQuads; i += kThreads) {
+      const int row = i / kQuads, d = i % kQuads * 4;
+      float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (row < rows) with_dtype(p, [&](auto dtype) { load_q4<decltype(dtype)::value>(p, base + row * p.q_head_stride + d, x); });
+      if (!(is_finite(x[0]) && is_finite(x[1]) && is_finite(x[2]) && is_finite(x[3]))) atomicOr(bad + row, 1);
+      f(row, d, x);
+    }
   }
 
   // The page of this thread's entry is asked for in the chunk before.
