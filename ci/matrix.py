@@ -25,6 +25,8 @@ class Matrix:
     """The file's entries; `hardware`: architecture -> the device that its kernels were run on."""
 
     cuda_architectures: tuple[int, ...]
+    hip_wave32: tuple[str, ...]
+    hip_wave64: tuple[str, ...]
     nvcc: str
     zig: str
     pythons: tuple[str, ...]
@@ -32,6 +34,10 @@ class Matrix:
     max_bytes: int
     platforms: dict[str, str]
     hardware: dict[str, str]
+
+    def architectures(self) -> tuple[int | str, ...]:
+        """Of both vendors."""
+        return (*self.cuda_architectures, *self.hip_wave32, *self.hip_wave64)
 
     def tag(self, machine: str) -> str:
         """The wheels' platform tag: "manylinux_2_17_x86_64"."""
@@ -65,6 +71,8 @@ def ascending(value: object) -> bool:
 # Each entry: its table, what it has to be in words, and the check.
 ENTRIES: dict[str, tuple[str, str, Callable[[object], bool]]] = {
     "cuda_architectures": ("architectures", "ascending numbers such as 90", ascending),
+    "hip_wave32": ("architectures", "AMD's names", strings("gfx[0-9a-f]+")),
+    "hip_wave64": ("architectures", "AMD's names", strings("gfx[0-9a-f]+")),
     "nvcc": ("compilers", 'a version such as "13.0"', string(r"\d+\.\d+")),
     "zig": ("compilers", 'a version such as "0.17.1"', string(r"\d+\.\d+\.\d+")),
     "pythons": ("wheels", 'versions such as "3.12" or "3.14t"', strings(r"3\.\d+t?")),
@@ -98,7 +106,7 @@ def checked(document: dict[str, Any]) -> Matrix:
     }:
         raise ValueError(f"unknown entries: {', '.join(sorted(unknown))}")
     matrix = Matrix(**values)
-    if unlisted := set(matrix.hardware) - set(map(str, matrix.cuda_architectures)):
+    if unlisted := set(matrix.hardware) - set(map(str, matrix.architectures())):
         raise ValueError(f"hardware: {', '.join(sorted(unlisted))} is not among the architectures")
     if twice := {python for python in matrix.pythons if matrix.pythons.count(python) > 1}:
         raise ValueError(f"pythons: {', '.join(sorted(twice))} stands there twice")

@@ -16,7 +16,7 @@
 
 namespace machine {
 
-constexpr int kWave = STRATA_PA_WAVE;  // hip/architectures.cmake; the compiler is told the same
+constexpr int kWave = STRATA_PA_WAVE;  // ci/matrix.toml; the compiler is told the same
 static_assert(kWave == 32 || kWave == 64, "a wave has 32 or 64 lanes");
 
 __device__ __forceinline__ unsigned thread() { return __builtin_amdgcn_workitem_id_x(); }
@@ -43,7 +43,7 @@ __device__ __forceinline__ T load_global(const T* at) {
 __device__ __forceinline__ uint32_t select_bytes(uint32_t high, uint32_t low, uint32_t selector) { return __builtin_amdgcn_perm(high, low, selector); }
 // sum + the four products of signed bytes.
 __device__ __forceinline__ int dot4(int a, int b, int sum) {
-#if defined(__gfx11__) || defined(__gfx12__) || defined(__GFX11__) || defined(__GFX12__)
+#if defined(__GFX11__) || defined(__GFX12__)
   return __builtin_amdgcn_sudot4(true, a, true, b, sum, false);
 #else
   return __builtin_amdgcn_sdot4(a, b, sum, false);
