@@ -1,14 +1,17 @@
-"""Writes the tables of README.md from the installed package, and those of docs/benchmarks.md from the records.
+"""Writes the tables of README.md from the installed package and ci/matrix.toml, those of docs/ from the records.
 
 python ci/make_docs.py            rewrites the generated regions
 python ci/make_docs.py --check    exit status 1 if one is out of date
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import matrix
 import report
 
 import strata_pa
@@ -34,6 +37,52 @@ def support_region() -> str:
     )
 
 
+def platforms_region() -> str:
+    """What wheels there are, and which architectures are in them."""
+    limits = matrix.load()
+    linux = ", ".join(f"{machine} (glibc {glibc} or newer)" for machine, glibc in limits.platforms.items())
+    cards = [
+        f"sm_{arch}" + (f" (run on an {limits.hardware[str(arch)]})" if str(arch) in limits.hardware else "")
+        for arch in limits.cuda_architectures
+    ]
+    rows = [
+        ["Python", ", ".join(limits.pythons)],
+        ["Linux", linux],
+        ["NumPy", f"{limits.numpys[0]} or newer"],
+        ["NVIDIA, machine code for", ", ".join(cards)],
+        ["NVIDIA, driver for", f"CUDA {limits.nvcc} or newer"],
+    ]
+    return report.table(["", "a wheel serves"], rows)
+
+
+def matrix_region() -> str:
+    """Every cell of the matrix, from its newest record."""
+    path = max(report.RECORDS.glob("matrix_*.json"), default=None)
+    if not path:
+        return "No record yet."
+    record = json.loads(path.read_text(encoding="utf-8"))
+    yes = {True: "yes", False: "no"}
+    wheels = [
+        [f"`{name}`", yes[cell["built"]], yes[cell["audited"]], cell["run"] if isinstance(cell["run"], str) else "; ".join(cell["run"])]
+        for name, cell in record["wheels"].items()
+    ]
+    names = list(dict.fromkeys(key.split()[0] for key in record["kernels"]))
+    rows = []
+    for arch in dict.fromkeys(key.split()[1] for key in record["kernels"]):
+        cells = [record["kernels"].get(f"{name} {arch}") for name in names]
+        rows.append(
+            [arch, *("" if c is None else c["run"] if c["run"] != "not run" else "audited" if c["audited"] else "no" for c in cells)]
+        )
+    return "\n\n".join(
+        [
+            f"From `{path.relative_to(report.ROOT)}`, strata_pa {record['versions']['strata_pa']}, {record['date'][:10]}.",
+            report.table(["wheel", "built", "audited", "tested with"], wheels),
+            "Kernels in the wheels, by architecture: a device is one that they were run on; audited: built and audited, not run.",
+            report.table(["", *(f"`{name}`" for name in names)], rows),
+        ]
+    )
+
+
 def environment_region() -> str:
     rows = [[f"`{v['name']}`", v["values"], v["meaning"]] for v in strata_pa.environment_variables()]
     return report.table(["variable", "values", "meaning"], rows)
@@ -41,7 +90,9 @@ def environment_region() -> str:
 
 def documents() -> dict[Path, dict[str, str]]:
     """Every page with generated regions."""
-    return {report.ROOT / "README.md": {"support": support_region(), "environment": environment_region()}, **report.documents()}
+    readme = {"support": support_region(), "platforms": platforms_region(), "environment": environment_region()}
+    building = {"matrix": matrix_region()}
+    return {report.ROOT / "README.md": readme, report.ROOT / "docs" / "building.md": building, **report.documents()}
 
 
 def main() -> int:
