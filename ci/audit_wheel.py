@@ -35,10 +35,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "strata_pa/lib/libstrata_pa.so"
 MODULE = re.compile(r"strata_pa/_core\.cpython-(\d+t?)-(\w+)-linux-gnu\.so")
 MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}  # part of glibc
 NEVER = re.compile(
     r"lib(?:cuda|nvidia|nv|cu[a-z]+|amdhip|hip|hsa|roc|torch|c10|openblas|blas|lapack|mkl|gomp|omp|iomp|onednn|dnnl|python)[\w.+-]*\.so.*"
 )
 TORCH = re.compile(r"^_ZNK?(?:2at|3c10|5torch|5caffe)|c10|torch")
+
+OWN = re.compile(r"^_Z\w*9strata_pa")  # C++ of the package; the border between its two objects is C
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Object:
     machine: str
     needed: tuple[str, ...]
     paths: tuple[str, ...]
-    versions: frozenset[str]  # "GLIBC_2.17"
+    versions: frozenset[tuple[str, str]]  # of which library: ("libc.so.6", "GLIBC_2.17")
     wanted: frozenset[str]  # symbols from elsewhere
     exported: frozenset[str]
     unversioned: frozenset[str]  # of the exported ones
@@ -61,7 +64,7 @@ def read(data: bytes) -> Object:
     dynamic = elf.get_section_by_name(".dynamic")
     tags = list(dynamic.iter_tags()) if dynamic else []
     needs = elf.get_section_by_name(".gnu.version_r")
-    versions = frozenset(entry.name for _, entries in (needs.iter_versions() if needs else ()) for entry in entries)
+    versions = frozenset((library.name, entry.name) for library, entries in (needs.iter_versions() if needs else ()) for entry in entries)
     indices = elf.get_section_by_name(".gnu.version")
     wanted, exported, unversioned = set(), set(), set()
     symbols = elf.get_section_by_name(".dynsym")
@@ -98,18 +101,20 @@ def of_object(name: str, x: Object, machine: str, allowed: dict, own: set[str]) 
     if x.machine != machine:
         yield f"{name}: it is for {x.machine}, the tag says {machine}"
     known = allowed["symbol_versions"].get(machine, {})
-    for version in sorted(x.versions):
+    for library, version in sorted(x.versions):
         family, _, number = version.partition("_")
-        if number not in known.get(family, ()):
+        if library not in own and number not in known.get(family, ()):
             yield f"{name}: needs {version}, which {allowed['name']} does not promise"
     for library in x.needed:
         if NEVER.fullmatch(library):
             yield f"{name}: needs {library}, which a wheel may not need"
-        elif library not in own and library not in allowed["lib_whitelist"]:
+        elif library not in own and library != LOADERS.get(machine) and library not in allowed["lib_whitelist"]:
             yield f"{name}: needs {library}, which {allowed['name']} does not promise"
     for symbol in sorted(x.wanted):
         if TORCH.search(symbol):
             yield f"{name}: wants PyTorch's symbol {symbol}"
+        elif OWN.match(symbol):
+            yield f"{name}: wants {symbol}, which nothing exports"
     init = "PyInit__core" if MODULE.fullmatch(name) else None
     if extra := sorted(s for s in x.exported if s != init and (init or not s.startswith("strata_pa_"))):
         yield f"{name}: exports {', '.join(extra[:5])}"

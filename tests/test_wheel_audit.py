@@ -112,6 +112,7 @@ M, OWN = ("-Wl,--version-script=MAP",), ("libstrata_pa.so",)
 OPENS = '\n#include <dlfcn.h>\nvoid* open() __asm__("strata_pa_open"); void* open() { return dlopen("x", 1); }'
 CONVERTS = "\n#include <charconv>\n__attribute__((used)) static char* f(char* p, double x) { return std::to_chars(p, p + 9, x).ptr; }"
 C10 = "\nnamespace c10 { void error(); } __attribute__((used)) static void f() { c10::error(); }"
+LOST = "\nnamespace strata_pa { void lost(); } __attribute__((used)) static void f() { strata_pa::lost(); }"
 BUILD = {  # what is wrong: (the file, its source, flags, libraries needed, what is said)
     "a newer glibc": (LIBRARY, GOOD_LIBRARY + OPENS, (*M, "-lc"), (), "needs GLIBC_2.34, which manylinux_2_17 does not promise"),
     "a newer libstdc++": (LIBRARY, GOOD_LIBRARY + CONVERTS, (*M, "-lstdc++"), (), "needs GLIBCXX_3.4.29, which manylinux_2_17 does not"),
@@ -121,6 +122,7 @@ BUILD = {  # what is wrong: (the file, its source, flags, libraries needed, what
     "BLAS": (LIBRARY, GOOD_LIBRARY, M, ("libopenblas.so.0",), "needs libopenblas.so.0, which a wheel may not need"),
     "an unknown library": (LIBRARY, GOOD_LIBRARY, M, ("libfoo.so.1",), "needs libfoo.so.1, which manylinux_2_17 does not promise"),
     "PyTorch": (MODULE, GOOD_MODULE + C10, (), OWN, "wants PyTorch's symbol _ZN3c105errorEv"),
+    "a file left out": (MODULE, GOOD_MODULE + LOST, (), OWN, "wants _ZN9strata_pa4lostEv, which nothing exports"),
     "one export too many": (MODULE, GOOD_MODULE + "\nint other;", (), OWN, f"{MODULE}: exports other"),
     "no init function": (MODULE, "static int x;", (), OWN, f"{MODULE}: does not export PyInit__core"),
     "a C++ symbol": (LIBRARY, GOOD_LIBRARY + "\nvoid f() {}", (), (), f"{LIBRARY}: exports _Z1fv"),
