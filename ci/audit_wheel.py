@@ -1,19 +1,21 @@
 """Audits wheels by their files alone: what their shared objects need and show, against the tag in their name and ci/matrix.toml.
 
-    python ci/audit_wheel.py [--complete] [--tag v1.2.3] WHEEL ...    prints what is wrong, each in a line; exit status 1 if anything is
+    python ci/audit_wheel.py [--images DIR] [--complete] [--tag v1.2.3] WHEEL ...
+
+Prints what is wrong, each in a line; the exit status is 1 if anything is. Looked at:
 
 - the tag: symbol versions of GLIBC, GLIBCXX, CXXABI and the like, and libraries needed, within what that manylinux policy allows;
 - nothing grafted: the module and libstrata_pa only, no CUDA, ROCm, BLAS, OpenMP or PyTorch library needed, no symbol of PyTorch;
 - exports: the module's init function, and versioned strata_pa_ symbols of libstrata_pa; relative search paths; no executable stack;
 - the wheel: the name's tags and version, the license, no tests, and the size.
 
---complete: there is one wheel for every Python and platform of the matrix. --tag: the release's tag names the version.
+--images: the images in a build's folder cuda/ are in each wheel. --complete: there is a wheel for every Python and platform of the matrix.
+--tag: the release's tag names the version.
 
 What the images hold is ci/audit_images.py's business. Needs pyelftools, and auditwheel for its table of policies.
 """
 
 import argparse
-import hashlib
 import importlib.resources
 import io
 import json
@@ -200,16 +202,18 @@ def mistagged(tag: str) -> list[str]:
     return [] if tag == f"v{version()}" else [f"the tag is {tag}, the version {version()}"]
 
 
-def images_digest(wheel: Path) -> str:
-    """SHA-256 of the embedded images, which are the same in every wheel of one build."""
+def lacking(wheel: Path, images: Path) -> list[str]:
+    """The images of a build's folder cuda/ that the wheel does not hold byte for byte."""
     with zipfile.ZipFile(wheel) as file:
-        section = ELFFile(io.BytesIO(file.read(LIBRARY))).get_section_by_name(".nv_fatbin")
-    return hashlib.sha256(section.data() if section else b"").hexdigest()
+        section = ELFFile(io.BytesIO(file.read(LIBRARY))).get_section_by_name(".nv_fatbin") if LIBRARY in file.namelist() else None
+    held, made = section.data() if section else b"", sorted(images.glob("*.fatbin"))
+    return [f"it does not hold {path.name}" for path in made if path.read_bytes() not in held] if made else [f"{images} has no images"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", type=Path, nargs="+")
+    parser.add_argument("--images", type=Path, metavar="DIR")
     parser.add_argument("--complete", action="store_true")
     parser.add_argument("--tag", metavar="v1.2.3")
     asked = parser.parse_args()
@@ -219,7 +223,7 @@ def main() -> int:
         print(line)
     failed = bool(whole)
     for wheel in asked.wheels:
-        wrong = problems(wheel, limits)
+        wrong = problems(wheel, limits) + (lacking(wheel, asked.images) if asked.images else [])
         failed |= bool(wrong)
         for line in wrong:
             print(f"{wheel.name}: {line}")

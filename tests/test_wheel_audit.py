@@ -1,7 +1,6 @@
 """ci/audit_wheel.py finds what it is there to find: wheels made wrong, each in its own way."""
 
 import dataclasses
-import hashlib
 import importlib
 import shutil
 import subprocess
@@ -165,9 +164,14 @@ def test_the_tag_of_a_release():
     assert audit.mistagged("0.1.0") == ["the tag is 0.1.0, the version 0.1.0"]
 
 
-def test_the_digest_of_the_images(compiled, tmp_path):
+def test_the_images(compiled, tmp_path):
     path = tmp_path / NAME
-    source = GOOD_LIBRARY + '\n__attribute__((section(".nv_fatbin"), used)) const char images[4] = "abc";'
+    source = GOOD_LIBRARY + '\n__attribute__((section(".nv_fatbin"), used)) const char images[8] = "abcdefg";'
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(LIBRARY, compiled(source, "-Wl,--version-script=MAP"))
-    assert audit.images_digest(path) == hashlib.sha256(b"abc\0").hexdigest()
+    (line,) = audit.lacking(path, tmp_path)
+    assert line.endswith("has no images")
+    (tmp_path / "v2_sm80.fatbin").write_bytes(b"abc")
+    assert audit.lacking(path, tmp_path) == []
+    (tmp_path / "v1_sm75.fatbin").write_bytes(b"abd")
+    assert audit.lacking(path, tmp_path) == ["it does not hold v1_sm75.fatbin"]
