@@ -92,7 +92,7 @@ class OnDevice:
             owner = owner.base
         if not owner.flags.forc:
             owner = array = np.ascontiguousarray(array)
-        self.memory = DeviceArray(owner.reshape(-1, order="K").view(np.uint8), ordinal_of(device))
+        self.memory = DeviceArray(owner.ravel(order="K").view(np.uint8), ordinal_of(device))
         offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
         address = self.memory.__cuda_array_interface__["data"][0]
         self.__cuda_array_interface__ = {
