@@ -48,6 +48,7 @@ const Border border = {
     {guard<name_of>},
     {guard<architecture_of>},
     {guard<cpu::isas>},
+    {guard<cpu::dot_peak>},
 
     {guard<check_problem>},
     {guard<check_output>},

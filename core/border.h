@@ -54,6 +54,7 @@ struct Border {
   Crossing<std::vector<Device>()> cuda_devices;
   Crossing<std::string(const Device&)> name_of, architecture_of;
   Crossing<const std::vector<cpu::Isa>&()> isas;
+  Crossing<int64_t(const cpu::Isa&, int64_t)> dot_peak;
 
   // Problems
   Crossing<void(const Problem&)> check_problem, check_output;

@@ -177,6 +177,16 @@ py::list variables() {
   return list;
 }
 
+// See cpu::dot_peak; `name` of an instruction-set path.
+int64_t dot_peak(const std::string& name, int64_t rounds) {
+  for (const cpu::Isa& isa : library().isas())
+    if (isa.supported && name == isa.name) {
+      py::gil_scoped_release release;
+      return library().dot_peak(isa, rounds);
+    }
+  throw UnsupportedDevice(text("this machine has no instruction-set path '", name, "'"));
+}
+
 // --- Work on arrays ---------------------------------------------------------------------------------------------------------
 
 py::dict check_cache(py::object k, py::object v, py::object k_scale, py::object v_scale, py::object page_table, py::object layout) {
@@ -215,6 +225,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.def("environment_variables", &variables);
   m.def("set_imma", [](py::object value) { library().set_imma(value.is_none() ? std::nullopt : std::optional<bool>(to_bool(value, "value"))); });
   m.def("get_imma", [] { return library().get_imma(); });
+  m.def("dot_peak", &dot_peak);
   m.def("check_cache", &check_cache);
 
   py::class_<Call>(m, "Call")

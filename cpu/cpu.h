@@ -56,4 +56,8 @@ void merge_partials(int64_t rows, int64_t dim, DType dtype, const std::vector<Pa
 // Scratch bytes a run takes, all threads together.
 int64_t scratch_bytes(Kernel kernel, const Problem& p, const Isa& isa, const RunOptions& options);
 
+// Byte dot products in registers, on this thread: the multiplications and additions that were done; 0 where the path has no instruction for
+// them (VNNI).
+int64_t dot_peak(const Isa& isa, int64_t rounds);
+
 }  // namespace strata_pa::cpu

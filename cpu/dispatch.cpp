@@ -144,6 +144,12 @@ int64_t scratch_bytes(Kernel kernel, const Problem& p, const Isa& isa, const Run
   return threads * tile_bytes(path_of(isa), kernel, job, tiles);
 }
 
+int64_t dot_peak(const Isa& isa, int64_t rounds) {
+  alignas(64) char bytes[128] = {1};
+  const Path& path = path_of(isa);
+  return path.peak ? path.peak(rounds, bytes) : 0;
+}
+
 void run(Kernel kernel, const Problem& p, const Isa& isa, const RunOptions& options) {
   const Job job = make_job(p, options);
   const Path& path = path_of(isa);

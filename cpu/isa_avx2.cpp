@@ -15,5 +15,5 @@ namespace {
 #include "cpu/kernels.h"
 }  // namespace
 
-const Path kAvx2Path = {{"avx2", "AVX2, FMA, F16C", false}, path_scratch<SimdAvx2<false>>, path_run<SimdAvx2<false>>};
+const Path kAvx2Path = {{"avx2", "AVX2, FMA, F16C", false}, path_scratch<SimdAvx2<false>>, path_run<SimdAvx2<false>>, nullptr};
 }  // namespace strata_pa::cpu

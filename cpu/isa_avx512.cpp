@@ -15,5 +15,5 @@ namespace {
 #include "cpu/kernels.h"
 }  // namespace
 
-const Path kAvx512Path = {{"avx512", "AVX-512 F, BW, VL, DQ, VNNI; FMA, F16C", false}, path_scratch<SimdAvx512>, path_run<SimdAvx512>};
+const Path kAvx512Path = {{"avx512", "AVX-512 F, BW, VL, DQ, VNNI; FMA, F16C", false}, path_scratch<SimdAvx512>, path_run<SimdAvx512>, path_peak<SimdAvx512>};
 }  // namespace strata_pa::cpu

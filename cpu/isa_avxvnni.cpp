@@ -15,5 +15,5 @@ namespace {
 #include "cpu/kernels.h"
 }  // namespace
 
-const Path kAvxVnniPath = {{"avxvnni", "AVX2, FMA, F16C, AVX-VNNI", false}, path_scratch<SimdAvx2<true>>, path_run<SimdAvx2<true>>};
+const Path kAvxVnniPath = {{"avxvnni", "AVX2, FMA, F16C, AVX-VNNI", false}, path_scratch<SimdAvx2<true>>, path_run<SimdAvx2<true>>, path_peak<SimdAvx2<true>>};
 }  // namespace strata_pa::cpu

@@ -15,7 +15,7 @@ namespace {
 #include "cpu/kernels.h"
 }  // namespace
 
-const Path kScalarPath = {{"scalar", "nothing", false}, path_scratch<SimdScalar>, path_run<SimdScalar>};
+const Path kScalarPath = {{"scalar", "nothing", false}, path_scratch<SimdScalar>, path_run<SimdScalar>, nullptr};
 
 void exact_finish(const Problem& p, const ExactState& state) {
   std::vector<float> x(static_cast<size_t>(p.head_dim));

@@ -32,6 +32,7 @@ struct Path {
   Isa isa;
   int64_t (*scratch)(Kernel, const Job&, int rows, int64_t entries);  // bytes, 64-byte aligned pieces
   void (*run)(Kernel, const Job&, const Tile&, char* scratch);
+  int64_t (*peak)(int64_t rounds, char* bytes);  // path.h; null: no instruction for byte dot products
 };
 extern const Path kScalarPath;
 #ifdef STRATA_PA_X86

@@ -143,7 +143,7 @@ def test_parity(tmp_path, capsys):
     assert {"strata_pa", "python", "numpy", "compiler"} <= set(record["versions"])
     assert record["date"].endswith("+00:00")
     assert [r["kernel"] for r in record["results"]] == ON_CPU
-    case = _cases.make_case(96, 96)
+    case = _cases.make_case(_cases.shape_of(96, 96))
     printed = capsys.readouterr().out
     for r in record["results"]:
         assert (r["device"], r["context"], r["queries"], r["ok"]) == ("cpu", 96, 96, True)
@@ -328,7 +328,7 @@ def test_in_a_terminal(capsys, monkeypatch):
 
 def test_made_problems_are_the_same_everywhere():
     """Digests of the arrays, so that a record's output digest means the same with every NumPy."""
-    case = _cases.make_case(3000, 10, seed=1)
+    case = _cases.make_case(_cases.shape_of(3000, 10), seed=1)
     arrays = [
         case.q,
         case.kv.k,
@@ -347,7 +347,7 @@ def test_made_problems_are_the_same_everywhere():
 
 @pytest.mark.parametrize(("context", "queries"), [(4000, 50), (2100, 64), (700, 3), (5, 2), (1, 1), (600, 600)])
 def test_made_selections(context, queries):
-    case = _cases.make_case(context, queries)
+    case = _cases.make_case(_cases.shape_of(context, queries))
     ids, widths = case.options["ids"], case.options["widths"]
     assert case.q.shape == (queries, 24, 256)
     assert 1.9 < case.q.std() < 2.1
@@ -372,7 +372,7 @@ def test_made_selections(context, queries):
 
 
 def test_sampled_queries():
-    case = _cases.make_case(96, 50)
+    case = _cases.make_case(_cases.shape_of(96, 50))
     assert case.sampled(1) == [0]
     assert case.sampled(3) == [0, 24, 49]
     assert case.sampled(1000) == list(range(50))

@@ -1,4 +1,4 @@
-"""The problems of `strata-pa parity`: made ones, the same bytes on every machine, and captures read from a file."""
+"""The problems of `strata-pa parity` and `bench`: made ones, the same bytes on every machine, and captures read from a file."""
 
 import math
 import zipfile
@@ -16,6 +16,7 @@ Array = npt.NDArray[Any]
 
 N_HEAD, N_KV, HEAD_DIM, GROUP, PAGE_SIZE = 24, 2, 256, 64, 4
 MOST_CELLS, RECENT_CELLS = 2051, 512  # of a selection
+MOST_QUERIES = 2048  # that are made; more repeat them
 DRIFT = 0.03  # the part of a selection's older cells that the next query replaces
 
 # (context, queries): what `parity` measures when nothing is asked for.
@@ -103,37 +104,77 @@ class _Random:
         return np.argsort(self.words(n), kind="stable").astype(np.int32)
 
 
-def make_case(context: int, queries: int, seed: int = 0) -> Case:
-    """A random problem of the geometry above; the queries are the last ones of the context.
+@dataclass(frozen=True)
+class Shape:
+    """What a made problem looks like; the queries are the last ones of the context."""
 
-    With as many queries as cells every cell up to the query's own is seen (no ids); otherwise each query selects its
-    512 most recent cells and others, 2,051 at most, and 3% of the others change from one query to the next.
-    """
+    context: int
+    queries: int
+    cells: int = MOST_CELLS  # that a query selects, at most; 0: every cell up to its own
+    n_head: int = N_HEAD
+    n_kv: int = N_KV
+    head_dim: int = HEAD_DIM
+    apart: bool = False  # neighbouring selections share no cell
+
+    @property
+    def name(self) -> str:
+        what = "dense" if not self.cells else "selected" if self.cells == MOST_CELLS else f"selected {self.cells}"
+        geometry = (self.n_head, self.n_kv, self.head_dim)
+        heads = "" if geometry == (N_HEAD, N_KV, HEAD_DIM) else " {}/{}/{}".format(*geometry)
+        return f"{self.context}/{self.queries} {what}{heads}{' apart' if self.apart else ''}"
+
+
+def shape_of(context: int, queries: int) -> Shape:
+    """With as many queries as cells every cell up to the query's own is seen, otherwise each query selects some."""
+    return Shape(context, queries, 0 if queries == context else MOST_CELLS)
+
+
+def make_case(shape: Shape, seed: int = 0) -> Case:
+    """A random problem with one scale per 64 dims. A selection has the most recent cells (512, a quarter of a narrow one) and others, of
+    which 3% change from one query to the next."""
     random = _Random(seed)
-    pages = -(-context // PAGE_SIZE)
-    pool = (pages, N_KV, PAGE_SIZE)
+    pages = -(-shape.context // PAGE_SIZE)
+    pool = (pages, shape.n_kv, PAGE_SIZE)
     kv = PagedKV(
-        random.codes(*pool, HEAD_DIM),
-        random.codes(*pool, HEAD_DIM),
-        random.scales(*pool, HEAD_DIM // GROUP),
-        random.scales(*pool, HEAD_DIM // GROUP),
+        random.codes(*pool, shape.head_dim),
+        random.codes(*pool, shape.head_dim),
+        random.scales(*pool, shape.head_dim // GROUP),
+        random.scales(*pool, shape.head_dim // GROUP),
         random.permutation(pages),
     )
-    q = random.normal(2, queries, N_HEAD, HEAD_DIM)
-    ids, widths = (None, None) if queries == context else _selections(random, context, queries)
-    name = f"{context}/{queries} {'dense' if ids is None else 'selected'}"
-    return Case(name, context, queries, q, kv, {"ids": ids, "widths": widths, "kv_len": context, "sm_scale": None})
+    q = random.normal(2, min(shape.queries, MOST_QUERIES), shape.n_head, shape.head_dim)
+    if shape.queries > MOST_QUERIES:
+        q = np.resize(q, (shape.queries, *q.shape[1:]))
+    ids, widths = None, None
+    if shape.cells:
+        ids, widths = _apart(random, shape) if shape.apart else _selections(random, shape.context, shape.queries, shape.cells)
+    return Case(shape.name, shape.context, shape.queries, q, kv, {"ids": ids, "widths": widths, "kv_len": shape.context, "sm_scale": None})
 
 
-def _selections(random: _Random, context: int, queries: int) -> tuple[Array, Array]:
-    ids = np.full((queries, min(context, MOST_CELLS)), -1, np.int32)
+def _apart(random: _Random, shape: Shape) -> tuple[Array, Array]:
+    """Every list comes back once all the cells that all queries see are taken.
+
+    Raises:
+        DataError: not even two lists fit.
+    """
+    seen = shape.context - shape.queries
+    lists = seen // shape.cells
+    if lists < 2:
+        raise DataError(f"{shape.name}: {seen} cells that every query sees are not two lists")
+    cells = np.sort(random.permutation(seen)[: lists * shape.cells].reshape(lists, shape.cells), 1)
+    return np.resize(cells, (shape.queries, shape.cells)), np.full(shape.queries, shape.cells, np.int32)
+
+
+def _selections(random: _Random, context: int, queries: int, most: int) -> tuple[Array, Array]:
+    recent = min(RECENT_CELLS, most // 4)
+    ids = np.full((queries, min(context, most)), -1, np.int32)
     widths = np.empty(queries, np.int32)
     older = np.empty(0, np.int64)
     inside = np.zeros(context, bool)
     for i in range(queries):
         visible = context - queries + i + 1
-        border = max(visible - RECENT_CELLS, 0)
-        wanted = min(border, MOST_CELLS - RECENT_CELLS)
+        border = max(visible - recent, 0)
+        wanted = min(border, most - recent)
         if len(older):
             leaving = np.unique(random.below(len(older), max(1, round(DRIFT * len(older)))))
             inside[older[leaving]] = False

@@ -173,7 +173,7 @@ def measure(
         try:
             chosen = plan(here.q, here.kv, kernel=name, num_threads=threads, **here.options)
         except _core.UnsupportedProblem as error:
-            refused.append(Refused(case.name, name, _reason(name, str(error))))
+            refused.append(Refused(case.name, name, reason_line(name, str(error))))
             for _ in range(reps + 1):
                 step(what)
             continue
@@ -226,7 +226,7 @@ def steps(kernels: int, reps: int) -> int:
     return 1 + kernels * (reps + 1)
 
 
-def _reason(kernel: str, message: str) -> str:
+def reason_line(kernel: str, message: str) -> str:
     """The line of a refusal that speaks of one kernel."""
     lines = (line.strip() for line in message.splitlines())
     return next((line.removeprefix(f"{kernel}: ") for line in lines if line.startswith(f"{kernel}: ")), message)

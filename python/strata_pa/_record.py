@@ -1,10 +1,12 @@
 """What every measurement says about itself: the machine, the versions, the date and the command."""
 
+import math
 import os
 import platform
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -58,6 +60,14 @@ def header(command: Sequence[str]) -> dict[str, Any]:
         "versions": versions(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(command),
+    }
+
+
+def outcome(results: Sequence[Any], refused: Sequence[Any]) -> dict[str, Any]:
+    """The entries of a record for what was measured and what could not be."""
+    return {
+        "results": [asdict(r) | {"max_rel_err": None if math.isnan(r.max_rel_err) else r.max_rel_err} for r in results],  # JSON has no NaN
+        "refused": [asdict(r) for r in refused],
     }
 
 
