@@ -129,9 +129,9 @@ def measure(shape, threads: int, reps: int, sample: int, step) -> dict:
     import numpy as np
 
     from strata_pa import _parity, prompt_attention, reference
-    from strata_pa._cases import make_case
+    from strata_pa._cases import make_case, shape_of
 
-    case = make_case(*shape)
+    case = make_case(shape_of(*shape))
     peers = dense_peers(case) if shape == DENSE else selection_peers(case)
     out = {name: np.full_like(case.q, np.nan) for name in BOUNDS[shape] if name != "against"}
     calls: dict[str, Callable] = {

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import strata_pa
-from strata_pa import _cases, _parity, _show, cli, reference
+from strata_pa import _bench, _cases, _parity, _peers, _show, cli, reference
 
 PACKAGE = Path(strata_pa.__file__).parent
 PORTABLE = json.loads((Path(__file__).parent / "golden" / "portable.json").read_text())["cases"]
@@ -317,10 +317,171 @@ def test_in_a_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(SMALL) == 0
     printed = capsys.readouterr()
-    for heading in _show.HEADINGS:
-        assert heading in printed.out
+    for column in _show.PARITY:
+        assert column.heading in printed.out
     assert "96/96 dense" in printed.out
     assert "<= 1e-06" in printed.out
+
+
+# bench
+
+BENCH = ["bench", "--device", "cpu", "--reps", "2", "--sample", "4", "--threads", "1"]
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+def test_bench(tmp_path, capsys, no_torch):
+    path = tmp_path / "record.json"
+    assert cli.main([*BENCH, "--shapes", "96/96,90/7/32", "--json", str(path)]) == 0
+    record = json.loads(path.read_text())
+    assert list(record) == ["machine", "versions", "date", "command", "cards", "peak", "results", "refused"]
+    assert (record["cards"], record["peak"], record["refused"]) == ({}, [], [])
+    assert "torch" not in record["versions"]
+    assert [(r["case"], r["kernel"]) for r in record["results"]] == [(c, k) for c in ("96/96 dense", "90/7 selected 32") for k in ON_CPU]
+    printed = capsys.readouterr().out
+    for r in record["results"]:
+        case = _cases.make_case(_cases.Shape(96, 96, 0) if r["context"] == 96 else _cases.Shape(90, 7, 32))
+        out = strata_pa.prompt_attention(case.q, case.kv, kernel=r["kernel"], **case.options)
+        assert r["sha256"] == hashlib.sha256(out.tobytes()).hexdigest()
+        assert r["sha256"][:8] in printed
+        expected = reference.attention_float64(case.q, case.kv, rows=case.sampled(4), **case.options)
+        assert r["max_rel_err"] == np.abs(out[case.sampled(4)] - expected).max() / np.abs(expected).max()
+        assert r["ok"] is True
+        assert (r["set"], r["timed"], r["peer"], r["sampled"], r["threads"], r["cold"], r["eager"]) == (
+            "single",
+            "host",
+            False,
+            4,
+            1,
+            None,
+            None,
+        )
+        times = r["times"]
+        assert 0 < times["min_ms"] <= times["q1_ms"] <= times["median_ms"] <= times["q3_ms"] <= times["max_ms"]
+        assert times["reps"] == 2
+        assert r["us_per_query"] == pytest.approx(times["median_ms"] * 1e3 / r["queries"])
+    assert "L2 cold" not in printed  # a CPU has no such column
+
+
+def test_bench_with_peers(capsys):
+    """They agree with float64, and one that cannot run is listed with its reason."""
+    pytest.importorskip("torch")
+    assert cli.main([*BENCH, "--shapes", "80/80,80/9/16,60/9/64", "--kernels", "exact", "--json", "-"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    found = {(r["case"], r["kernel"]): r for r in record["results"] if r["peer"]}
+    dense, equal, short = "80/80 dense", "80/9 selected 16", "60/9 selected 64"
+    gather, in_place = "gather + dequantize, FP32", "gather + dequantize in place, FP32"
+    assert set(found) == {(dense, "FP32"), (dense, "dequantize, FP32"), (equal, gather), (equal, in_place), (short, gather)}
+    for r in found.values():
+        assert 0 < r["max_rel_err"] < 5e-6
+        assert (r["bound"], r["sha256"]) == (None, None)
+    assert [(r["case"], r["kernel"], r["reason"]) for r in record["refused"]] == [
+        (short, in_place, "Unavailable: lists of several lengths")
+    ]
+    assert record["versions"]["torch"]
+
+
+def test_a_peer_that_fails_is_listed(capsys, monkeypatch):
+    pytest.importorskip("torch")
+
+    def fails(tensors):
+        def call():
+            raise RuntimeError("out of memory\nand more")
+
+        return call
+
+    monkeypatch.setattr(_peers, "_CPU_DENSE", (_peers.Peer("one", fails),))
+    assert cli.main([*BENCH, "--shapes", "20/20", "--kernels", "exact"]) == 0
+    assert "20/20 dense: one refused: RuntimeError: out of memory\n" in capsys.readouterr().out
+
+
+def test_choice_of_peers():
+    target = _parity.choose_target("cpu", None)
+
+    def names(set_name, shape, asked):
+        return [peer.name for peer in _bench.peers_for(set_name, shape, target, asked)]
+
+    selected = _cases.Shape(4096, 64)
+    assert names("single", selected, "none") == []
+    assert names("single", selected, "all") == ["gather + dequantize, FP32", "gather + dequantize in place, FP32"]
+    assert names("single", selected, "compiled") == ["compiled gather + dequantize, FP32"]
+    assert names("width", selected, "all") == []
+    assert _bench.kernels_for("width", target, False) == ("fp32", "exact")
+    assert _bench.kernels_for("width", target, True) == _bench.kernels_for("main", target, False) == target.kernels
+
+
+def test_bench_of_a_broken_bound(capsys, monkeypatch, no_torch):
+    monkeypatch.setitem(_parity.BOUNDS, "imma", 1e-12)
+    status, stderr = failure(capsys, *BENCH, "--shapes", "40/40")
+    assert status == 1
+    assert "the bound is broken: imma on 40/40 dense" in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--shapes", "large"],
+            "--shapes: 'large' is neither a set (cpu, main, long, geometry, apart, context, width, queries) nor CONTEXT/QUERIES",
+        ),
+        (["--shapes", "8"], "'8' is neither a set"),
+        (["--shapes", "8/0"], "'8/0' is neither a set"),
+        (["--shapes", "8/4/2/1"], "'8/4/2/1' is neither a set"),
+        (["--shapes", "8/9"], "9 queries do not fit in a context of 8"),
+        (["--shapes", "8/8", "--kernels", "fp64"], "'fp64' is not a kernel"),
+        (["--shapes", "8/8", "--device", "abacus"], "there is no device 'abacus'"),
+        (["--shapes", "8/8", "--json", "no/such/folder/x.json"], "there is no folder"),
+        (["--shapes", "8/8", "--seed", "-1"], "--seed must not be negative"),
+    ],
+)
+def test_a_bench_that_cannot_be_run(capsys, arguments, words):
+    status, stderr = failure(capsys, "bench", *arguments)
+    assert status == 2
+    assert words in stderr
+
+
+def test_bench_plot(tmp_path, capsys, no_torch, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setitem(_bench.SETS, "queries", (_cases.Shape(64, 1, 32), _cases.Shape(64, 4, 32)))
+    assert cli.main([*BENCH, "--shapes", "20/20,queries", "--plot", str(tmp_path / "x.svg")]) == 0
+    picture = (tmp_path / "x.svg").read_text()
+    assert picture.count('id="axes_') == 2
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, stderr = failure(capsys, *BENCH, "--shapes", "20/20", "--plot", str(tmp_path / "x.svg"))
+    assert status == 2
+    assert "pip install 'strata_pa[plot]'" in stderr
+
+
+def test_the_peak(capsys, monkeypatch, no_torch):
+    """Where there is an instruction for byte dot products `exact` cannot be faster than it; elsewhere it is said that there is none."""
+    monkeypatch.setattr(_bench, "PEAK_SHAPE", _cases.Shape(256, 64, 0))
+    isa = _parity.choose_target("cpu", None).architecture
+    assert cli.main([*BENCH, "--shapes", "8/8", "--kernels", "exact", "--peak", "--json", "-"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    if isa in ("scalar", "avx2"):
+        assert record["peak"] == []
+        assert record["refused"][-1]["reason"] == f"the {isa} path has no instruction for byte dot products"
+        return
+    (row,) = record["peak"]
+    assert (row["isa"], row["threads"]) == (isa, 1)
+    assert 0 < row["share"] <= row["best_share"] < 1
+    scores = 24 * (256 * 64 - 64 * 63 // 2)
+    assert row["exact_gops"] * row["times"]["median_ms"] == pytest.approx(7 * 2 * 256 * scores * 1e-6)
+
+
+def test_no_peak_without_the_instruction():
+    assert _bench.dot_peak("scalar", 1) is None
+    with pytest.raises(strata_pa.UnsupportedDevice, match="no instruction-set path 'abacus'"):
+        _bench.dot_peak("abacus", 1)
+
+
+def test_times():
+    times = _bench.times_of([4.0, 1.0, 3.0, 2.0, 5.0])
+    assert (times.reps, times.min_ms, times.q1_ms, times.median_ms, times.q3_ms, times.max_ms) == (5, 1, 2, 3, 4, 5)
+    assert _bench.times_of([7.0]) == _bench.Times(1, 7, 7, 7, 7, 7)
 
 
 # The made problems
@@ -376,3 +537,21 @@ def test_sampled_queries():
     assert case.sampled(1) == [0]
     assert case.sampled(3) == [0, 24, 49]
     assert case.sampled(1000) == list(range(50))
+
+
+def test_selections_apart():
+    case = _cases.make_case(_cases.Shape(100, 20, 16, apart=True))
+    ids = case.options["ids"]
+    assert case.name == "100/20 selected 16 apart"
+    assert (np.diff(ids) > 0).all()
+    assert ids.max() < 80
+    for i in range(16):
+        assert len(np.unique(ids[i : i + 5])) == 80
+    with pytest.raises(_cases.DataError, match="80 cells that every query sees are not two lists"):
+        _cases.make_case(_cases.Shape(100, 20, 41, apart=True))
+
+
+def test_many_queries_repeat():
+    case = _cases.make_case(_cases.Shape(2100, 2100, 0, 1, 1, 64))
+    assert case.name == "2100/2100 dense 1/1/64"
+    np.testing.assert_array_equal(case.q[2048:], case.q[:52])

@@ -174,7 +174,7 @@ class TorchClock:
 
             contender.clear(result)
             hot = times_of(self._queue(launch, n))
-            cold = times_of(self._queue(launch, n, lambda: torch.sum(self._other, out=self._sum)))
+            cold = times_of(self._queue(launch, n, lambda: torch.sum(self._other, dim=0, out=self._sum)))
             if timed == "calls":
                 result = contender.run(address)
             stream.synchronize()
