@@ -189,6 +189,37 @@ def test_no_architecture_is_named_in_code(capsys):
     assert status == 0, capsys.readouterr().out
 
 
+# The record
+
+
+def test_cells_of_the_record():
+    record, images = (importlib.import_module(name) for name in ("matrix_record", "audit_images"))
+    want = images.Expected(least={"strata_fp32_d64_r4": 75, "strata_fp32_d128_r4": 75, "strata_v2_d256_g64": 80}, shared={}, archs=(75, 90))
+    sound = [images.Code(s, a, "", 1, 0, 0, 0, 0) for s in want.least for a in want.archs if want.has(s, a)]
+    gpu = {"card": {"name": "A card", "compute_cap": "9.0"}, "kernels": {"fp32": "ok", "v2": "failed"}}
+    cells = record.kernels(sound, ["strata_v2_d256_g64 sm_90: 8 bytes of stack"], want, record.ran_on([gpu]))
+    assert cells == {
+        "fp32 sm_75": {"built": True, "audited": True, "run": "not run"},
+        "fp32 sm_90": {"built": True, "audited": True, "run": "A card"},
+        "v2 sm_90": {"built": True, "audited": False, "run": "not run"},
+    }
+    cells = record.kernels(sound[1:], [], want, {})
+    assert cells["fp32 sm_75"] == {"built": False, "audited": False, "run": "not run"}
+
+
+def test_wheels_of_the_record():
+    record = importlib.import_module("matrix_record")
+    tested = {"runs": [{"numpy": "2.5.5", "tests": "12 passed"}], "qemu Nehalem": {"right": ["fp32"]}}
+    report = {"3.12 x86_64": {"python": "3.12", "machine": "x86_64", "built": True, "audited": True, "tested": tested, "bytes": 5}}
+    report["3.13 x86_64"] = {"python": "3.13", "machine": "x86_64", "built": True, "error": "the audit"}
+    cells = record.wheels(MATRIX, [report])
+    assert list(cells) == MATRIX.identifiers()
+    how = ["NumPy 2.5.5: 12 passed", "qemu Nehalem: the golden bytes of fp32"]
+    assert cells["cp312-manylinux_x86_64"] == {"built": True, "audited": True, "run": how, "bytes": 5}
+    assert cells["cp313-manylinux_x86_64"] == {"built": True, "audited": False, "run": "not run", "bytes": None}
+    assert cells["cp310-manylinux_aarch64"] == {"built": False, "audited": False, "run": "not run", "bytes": None}
+
+
 # Images of another build
 
 
