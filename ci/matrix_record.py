@@ -21,10 +21,10 @@ NOT_RUN = "not run"
 
 
 def wheels(limits: matrix.Matrix, reports: Iterable[dict]) -> dict[str, dict]:
-    """For each wheel of the matrix what a report says of it."""
+    """What the reports say of each wheel of the matrix, and of others that they tell of."""
     told = {f"cp{cell['python'].replace('.', '')}-manylinux_{cell['machine']}": cell for report in reports for cell in report.values()}
     cells: dict[str, dict] = {}
-    for name in limits.identifiers():
+    for name in dict.fromkeys([*limits.identifiers(), *told]):
         cell = told.get(name, {})
         tested = cell.get("tested", {})
         how = [f"NumPy {run['numpy']}: {run['tests']}" for run in tested.get("runs", ())]

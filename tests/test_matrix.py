@@ -212,8 +212,9 @@ def test_wheels_of_the_record():
     tested = {"runs": [{"numpy": "2.5.5", "tests": "12 passed"}], "qemu Nehalem": {"right": ["fp32"]}}
     report = {"3.12 x86_64": {"python": "3.12", "machine": "x86_64", "built": True, "audited": True, "tested": tested, "bytes": 5}}
     report["3.13 x86_64"] = {"python": "3.13", "machine": "x86_64", "built": True, "error": "the audit"}
+    report["3.13t x86_64"] = {"python": "3.13t", "machine": "x86_64", "built": True}
     cells = record.wheels(MATRIX, [report])
-    assert list(cells) == MATRIX.identifiers()
+    assert list(cells) == [*MATRIX.identifiers(), "cp313t-manylinux_x86_64"]
     how = ["NumPy 2.5.5: 12 passed", "qemu Nehalem: the golden bytes of fp32"]
     assert cells["cp312-manylinux_x86_64"] == {"built": True, "audited": True, "run": how, "bytes": 5}
     assert cells["cp313-manylinux_x86_64"] == {"built": True, "audited": False, "run": "not run", "bytes": None}
