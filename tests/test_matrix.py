@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -224,8 +225,11 @@ def test_wheels_of_the_record():
 # Images of another build
 
 
+CMAKE = shutil.which("cmake", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+
+
 def configure(folder, *options):
-    command = ["cmake", "-S", ROOT, "-B", folder, "-DSTRATA_PA_PYTHON=OFF", "-DSTRATA_PA_CUDA=ON", *options]
+    command = [CMAKE, "-S", ROOT, "-B", folder, "-DSTRATA_PA_PYTHON=OFF", "-DSTRATA_PA_CUDA=ON", *options]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -235,7 +239,7 @@ def configure(folder, *options):
     ("set(nvcc_version 13.0.88)\nset(known 80;90)\nset(key_v2_sm80 0123)\n", "has no v2_sm80 of these sources"),
 ])  # fmt: skip
 def test_images_that_do_not_fit_are_refused(tmp_path, manifest, words):
-    if not shutil.which("cmake"):
+    if not CMAKE:
         pytest.skip("cmake is not here")
     images = tmp_path / "images"
     images.mkdir()
