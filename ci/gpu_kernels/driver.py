@@ -31,6 +31,11 @@ class Driver:
             self.lib.cuGetErrorString(status, ctypes.byref(text))
             raise RuntimeError(f"{name}: {status} {text.value}")
 
+    def device_attribute(self, which):
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), which, self.device)
+        return value.value
+
     def load(self, path):
         module = ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), path.read_bytes())

@@ -1,9 +1,31 @@
-// The host side of cuda/tile_launch.h as C functions, for the checks.
+// The host side of cuda/tile_launch.h and of cuda/exact_tile_sm80.h as C functions, for the checks.
+#include "../../cuda/exact_tile_sm80.h"
 #include "../../cuda/tile_launch.h"
 
 using namespace strata_pa::cuda;
 
+namespace {
+struct RowsLaunch {
+  rows::Launch launch;
+  Rows rows;
+};
+}  // namespace
+
 extern "C" {
+int rows_launch_bytes() { return static_cast<int>(sizeof(RowsLaunch)); }
+int rows_bytes() { return static_cast<int>(sizeof(Rows)); }
+int rows_serves(const Params* p, long long pool_bytes) { return rows::serves(*p, pool_bytes); }
+const int* rows_flags(const RowsLaunch* x) { return x->rows.flags; }
+void rows_shape(const RowsLaunch* x, int* to) { to[0] = x->rows.tiles, to[1] = x->rows.splits, to[2] = x->rows.phases, to[3] = x->rows.item_tiles; }
+// At most `most` launches are stored; *count says how many there are.
+long long rows_plan(const Params* p, int dim, int processors, int max_shared, unsigned plain_shared, unsigned char* at, long long words, long long records,
+                    RowsLaunch* to, int most, int* count) {
+  *count = 0;
+  return rows::plan(*p, dim, processors, max_shared, plain_shared, at, [&](const rows::Launch& launch, const Rows& r) {
+    if (*count < most) to[*count] = {launch, r};
+    ++*count;
+  }, rows::Budget{words, records});
+}
 int tiles_bytes() { return static_cast<int>(sizeof(Tiles)); }
 unsigned tile_shared_bytes() { return tile::kSharedBytes; }
 int tile_serves(const Params* p, long long pool_bytes) { return tile::serves(*p, pool_bytes); }

@@ -144,8 +144,8 @@ class Problem:
         grid, block, shared = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
         ks.lib.config_for(number, ctypes.byref(x), self.dim, ctypes.byref(grid), ctypes.byref(block), ctypes.byref(shared))
         f = ks.function(kernel, ks.symbol(kernel, self.dim, x.group, x.heads_per_kv), shared.value)
-        own = Params.from_buffer_copy(x)
-        return lambda: ks.driver.launch(f, grid.value, block.value, shared.value, own)
+        own, more = Params.from_buffer_copy(x), ctypes.create_string_buffer(2048)  # exact's second parameter, empty
+        return lambda: ks.driver.launch(f, grid.value, block.value, shared.value, own, more)
 
     def run(self, kernel):
         """out [n_q, n_head, D], lse [n_q, n_head]; both poisoned before."""
