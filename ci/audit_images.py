@@ -190,15 +190,16 @@ def listed() -> tuple[int, ...]:
 
 SIZES = r"""
 #include <cstdio>
+#include "cuda/exact_tile_sm80.h"
 #include "cuda/tile_launch.h"
 using namespace strata_pa::cuda;
 int main() {
-  std::printf("%u %lld\n", tile::kSharedBytes, static_cast<long long>(tile::kMostCells));
+  std::printf("%u %lld %d\n", tile::kSharedBytes, static_cast<long long>(tile::kMostCells), rows::kListShared);
   int id, dim, group, rows, entries;
   while (std::scanf("%d %d %d %d %d", &id, &dim, &group, &rows, &entries) == 5) {
     Params p = {};
     p.n_q = p.n_kv = 1, p.heads_per_kv = rows, p.group = group, p.max_entries = entries;
-    std::printf("%u\n", config(static_cast<KernelId>(id), p, dim).shared_bytes);
+    std::printf("%u %d\n", config(static_cast<KernelId>(id), p, dim).shared_bytes, rows::shared_bytes(dim, dim / group));
   }
 }
 """
@@ -227,17 +228,20 @@ def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
         subprocess.run(["g++", "-std=c++17", "-I", ROOT, "-x", "c++", "-", "-o", program], input=SIZES, text=True, check=True)
         sizes = subprocess.run([program], input="\n".join(asked), capture_output=True, text=True, check=True).stdout.split()
     shared: dict[str, int] = {}
-    for symbol, size in zip(symbols, sizes[2:], strict=True):
+    for symbol, size, rows_size in zip(symbols, sizes[3::2], sizes[4::2], strict=True):
         shared[symbol] = max(int(size), shared.get(symbol, 0))
+        if symbol.startswith("strata_exact_"):
+            rows_symbol = symbol.replace("exact_", "exact_rows_")
+            shared[rows_symbol], least[rows_symbol] = int(rows_size), least[symbol]
     shared["strata_quantize"], least["strata_quantize"] = 0, 75  # no kernel of the table: cuda/quantize_launch.h
     only: dict[str, int] = {}
     if "exact" not in without:
         plain = shared["strata_exact_d256_g64"]
         tiled = {"strata_tile_union": int(sizes[1]), "strata_tile_cells": 0, "strata_exact_tile_d256_g64": int(sizes[0])}
         tiled["strata_exact_rest_d256_g64"] = plain
-        shared |= tiled
+        shared |= tiled | {"strata_rows_lists": int(sizes[2]), "strata_rows_cells": 0}
         only = dict.fromkeys(tiled, 90)
-        least |= only
+        least |= only | dict.fromkeys(("strata_rows_lists", "strata_rows_cells"), least["strata_exact_d64_g64"])
     return Expected(least, shared, archs, only)
 
 

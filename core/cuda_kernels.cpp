@@ -7,6 +7,7 @@
 #include "core/cuda_device.h"
 #include "core/errors.h"
 #include "core/table.h"
+#include "cuda/exact_tile_sm80.h"
 #include "cuda/tile_launch.h"
 
 namespace strata_pa::cuda {
@@ -116,6 +117,7 @@ void check_codes(const char* name, const void* data, const Problem::Pool& s, con
 Config config_of(KernelId id, const Problem& p, const Params& x) { return config(id, x, static_cast<int32_t>(p.head_dim)); }
 
 constexpr const char* kTileImage = "exact_tile_sm90a";
+constexpr const char* kRowsImage = "exact_tile_sm80";
 
 // What the larger of k and v spans, in bytes.
 int64_t pool_bytes(const Problem& p) {
@@ -158,6 +160,45 @@ bool launch_tiled(const Problem& p, const Device& device, const Launch& launch, 
   return true;
 }
 
+// One launch of exact's form in tiles of rows.
+struct RowsStep {
+  rows::Launch launch;
+  Rows rows;
+};
+
+// What tiles of rows take for one launch of the problem, x: the bytes of their workspace, and the steps with it at `at`. 0: they do not serve it.
+int64_t plan_rows(KernelId id, const Problem& p, const Device& device, const Params& x, unsigned char* at, std::vector<RowsStep>& steps) {
+  const Card& card = *device.card;
+  const Image* image = find_image(kRowsImage);
+  const int dim = static_cast<int>(p.head_dim), shared = std::max(rows::shared_bytes(dim, dim / x.group), rows::kListShared);
+  if (id != KernelId::kExact || !image || choose(Vendor::kNvidia, device.sm, *image).kind == Choice::kNone || card.max_shared < shared) return 0;
+  if (!rows::serves(x, pool_bytes(p))) return 0;
+  auto add = [&steps](const rows::Launch& launch, const Rows& r) { steps.push_back({launch, r}); };
+  return rows::plan(x, dim, card.processors, card.max_shared, config_of(id, p, x).shared_bytes, at, add);
+}
+
+// False, and nothing launched, where the driver does not take its functions.
+bool launch_rows(KernelId id, const char* image, const Problem& p, const Device& device, const Launch& launch, Params& x) {
+  Card& card = *device.card;
+  std::vector<RowsStep> steps;
+  if (plan_rows(id, p, device, x, static_cast<unsigned char*>(launch.workspace), steps) == 0) return false;
+  const std::string geometry = text("_d", p.head_dim, "_g", p.group);
+  const std::string symbols[] = {"strata_rows_lists", "strata_rows_cells", "strata_exact_rows" + geometry, "strata_exact" + geometry};
+  Function functions[4];
+  for (const RowsStep& s : steps) {
+    Function& f = functions[s.launch.step];
+    if (f.handle) continue;
+    f = card.function(*find_image(s.launch.step == rows::kRest ? image : kRowsImage), symbols[s.launch.step], s.launch.shared_bytes);
+    if (!f.reason.empty()) return false;
+  }
+  for (RowsStep& s : steps) {
+    void* arguments[] = {&x, &s.rows};
+    const rows::Launch& c = s.launch;
+    card.driver(card.driver.launch, functions[c.step].handle, c.grid, 1u, 1u, c.block, 1u, 1u, c.shared_bytes, launch.stream, arguments, nullptr);
+  }
+  return true;
+}
+
 Function load(KernelId id, const char* image, const Problem& p, Card& card, uint32_t shared_bytes) {
   const Image* found = find_image(image);  // rows without one are refused before
   return card.function(*found, symbol(id, p), shared_bytes);
@@ -193,7 +234,15 @@ std::string prepare(KernelId id, const char* image, const Problem& p, const Devi
 int64_t workspace(KernelId id, const Problem& p, const Device& device) {
   Params x;
   Tiles t;
-  return tiled(id, p, device, x) ? tile::plan(x, device.card->processors, nullptr, t) : 0;
+  if (tiled(id, p, device, x)) return tile::plan(x, device.card->processors, nullptr, t);
+  int64_t most = 0;
+  x = whole_params(id, p);
+  for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
+    set_rows(x, p, first, n_q, s, n_seq);
+    std::vector<RowsStep> steps;
+    most = std::max(most, plan_rows(id, p, device, x, nullptr, steps));
+  });
+  return most;
 }
 
 void launch(KernelId id, const char* image, const Problem& p, const Device& device, const Launch& launch) {
@@ -201,14 +250,17 @@ void launch(KernelId id, const char* image, const Problem& p, const Device& devi
   Card& card = *device.card;
   Current current(card);
   Params x;
-  if (launch.workspace && tiled(id, p, device, x) && launch_tiled(p, device, launch, x)) return;
+  const bool one_form = tiled(id, p, device, x);  // whose workspace it is then
+  if (launch.workspace && one_form && launch_tiled(p, device, launch, x)) return;
   x = whole_params(id, p);
   for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);
+    if (launch.workspace && !one_form && launch_rows(id, image, p, device, launch, x)) return;
     Config c = config_of(id, p, x);
     Function f = load(id, image, p, card, c.shared_bytes);
     if (!f.reason.empty()) throw DriverError(text(name_of(id), ": ", f.reason));
-    void* arguments[] = {&x};
+    Rows none = {};  // exact's second parameter: all queries
+    void* arguments[] = {&x, &none};
     card.driver(card.driver.launch, f.handle, c.grid, 1u, 1u, c.block, 1u, 1u, c.shared_bytes, launch.stream, arguments, nullptr);
   });
 }

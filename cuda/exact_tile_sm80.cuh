@@ -97,6 +97,12 @@ struct RowsBlock {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
   }
+  // The thread's number in other terms: the compiler would keep a product of it in a register through all the sums for the sake of what follows.
+  static __device__ __forceinline__ int slot() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return (thread() & ~31) + lane;
+  }
   struct Who {  // tile: the warp's 16 rows; share: its part of the cells or dims
     const int tid, lane, tile, share, g, t;
     __device__ Who() : Who(thread()) {}
@@ -367,7 +373,6 @@ struct RowsBlock {
     constexpr int unit = 1 << 23;
     state().anchors[tid] = make_int4((157 - anchor - base) * unit, (32 - base) * unit, (157 - anchor) * unit, 32 * unit);
     state().units[tid] = shift(1.0f, static_cast<float>(base));
-    state().sums[tid] = 0;
   }
 
   // x + add, at least `least`: the bits of a number.
@@ -390,7 +395,7 @@ struct RowsBlock {
       commit();
     }
 #pragma unroll
-    for (int r = 0; r < kSumRows; ++r) state().running[r][thread()] = 0;
+    for (int r = 0; r < kSumRows; ++r) state().running[r][slot()] = 0;
     auto anchor_of = [](const Who& me) { return shared_address(&state().anchors[me.tile * 16 + me.g]); };
     auto sum_row = [](const Who& me) { return kShare == 1 ? 0 : me.share & 1; };
     auto sum_block = [](const Who& me) { return kShare == 4 ? me.share & 2 : 0; };
@@ -404,7 +409,8 @@ struct RowsBlock {
       for (int r = 0; r < kSumRows; ++r) {
         const Who me;
         const uint32_t word = kCodes + 256 + (me.tile * 64 + me.lane) * 16;
-        unsigned long long sum = state().running[r][me.tid];
+        unsigned long long& sum = state().running[r][slot()];
+        unsigned long long more = 0;
         int c[4];
         load4(c, anchor_of(me) + (sum_row(me) + r) * 128);
 #pragma unroll
@@ -413,14 +419,14 @@ struct RowsBlock {
           load4(x, at + word + (sum_block(me) + b) * 3072 + (sum_row(me) + r) * 512);
 #pragma unroll
           for (int u = 0; u < 4; ++u) x[u] = __float2int_rn(moved(x[u], c[2], c[3]));
-          sum += static_cast<uint32_t>(x[0]) + static_cast<uint32_t>(x[1]);
-          sum += static_cast<uint32_t>(x[2]) + static_cast<uint32_t>(x[3]);
+          more += static_cast<uint32_t>(x[0]) + static_cast<uint32_t>(x[1]);
+          more += static_cast<uint32_t>(x[2]) + static_cast<uint32_t>(x[3]);
         }
-        state().running[r][me.tid] = sum;
+        sum += more;
       }
+      const Who before;
 #pragma unroll
       for (int own = 0; own < kOwn; ++own) {
-        const Who before;
 #pragma unroll 1  // unrolled, it costs registers that are not there
         for (int k = 0; k < 2; ++k) {
           const Who me(kOwn == 2 ? before.tid : thread());  // places anew: there are no registers for them
@@ -465,22 +471,28 @@ struct RowsBlock {
       at = at == base + (kStages - 1) * kSumStage ? base : at + kSumStage;
     }
     land<0>();
-    const Who me;
+    __syncthreads();
+    if (const int row = thread(); row < kRows) {
+      unsigned long long sum = 0;
+      const int half = row >> 3 & 1, lanes = (row & 7) * 4;
 #pragma unroll
-    for (int r = 0; r < kSumRows; ++r) {
-      unsigned long long sum = state().running[r][me.tid];
+      for (int part = 0; part < (kShare == 4 ? 2 : 1); ++part) {
+        const int warp = (row >> 4) * kShare + (kShare == 1 ? 0 : half + 2 * part);
 #pragma unroll
-      for (int o = 1; o < 4; o <<= 1) sum += __shfl_xor_sync(~0u, sum, o);
-      if (me.t == 0) atomicAdd(&state().sums[me.tile * 16 + me.g + 8 * (sum_row(me) + r)], sum);
+        for (int t = 0; t < 4; ++t) sum += state().running[kShare == 1 ? half : 0][warp * 32 + lanes + t];
+      }
+      state().sums[row] = sum;
     }
     __syncthreads();
   }
 
   static __device__ __forceinline__ int64_t whole(const int (&plane)[4][8][4], int n, int e) {
-    int64_t o = plane[3][n][e];
-    o = (o << 8) + plane[2][n][e];
-    o = (o << 8) + plane[1][n][e];
-    return (o << 8) + plane[0][n][e];
+    int x[4] = {plane[0][n][e], plane[1][n][e], plane[2][n][e], plane[3][n][e]};
+    asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3]));  // no joining earlier: it doubles the registers
+    int64_t o = x[3];
+    o = (o << 8) + x[2];
+    o = (o << 8) + x[1];
+    return (o << 8) + x[0];
   }
   static __device__ __forceinline__ float quotient(int64_t o, float total, float unit) {
     return total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;

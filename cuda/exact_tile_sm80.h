@@ -61,7 +61,7 @@ constexpr int shared_bytes(int dim, int groups) { return stages_bytes(dim, group
 constexpr int blocks_per_processor(int dim) { return 256 / dim; }
 constexpr int kListShared = 64 * 1024;      // of a window of the context's masks
 struct Budget {  // bytes of the workspace for words, and with ids for records
-  int64_t words = int64_t{256} << 20, records = int64_t{512} << 20;
+  int64_t words = int64_t{1} << 30, records = int64_t{512} << 20;
 };
 constexpr int kMostUnitTiles = 1024;        // 65,536 cells: what int32 planes hold
 constexpr int64_t kPlaceLimit = int64_t{1} << 36;

@@ -1,8 +1,9 @@
 // What a host needs to launch the CUDA kernels, without a CUDA header: the one parameter struct, and per kernel its symbol, its
 // grid, block and dynamic shared memory as functions of the problem, and what it serves.
 //
-// Every kernel takes one strata_pa::cuda::Params by value, writes p.out (and p.lse unless null), allocates nothing and reads ids,
-// widths, page table and scales on the device, so that a launch can be captured in a graph. One block answers one (query, KV head).
+// Every kernel takes one strata_pa::cuda::Params by value, and exact a Rows after it (exact_tile_sm80.h; empty: all queries are asked for). It writes
+// p.out (and p.lse unless null), allocates nothing and reads ids, widths, page table and scales on the device, so that a launch can be captured
+// in a graph. One block answers one (query, KV head).
 //
 // | kernel | symbol                  | file          | least sm | serves                                                          |
 // | ------ | ----------------------- | ------------- | -------- | --------------------------------------------------------------- |

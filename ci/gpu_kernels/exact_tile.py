@@ -1,6 +1,7 @@
-"""Checks and times the tiled form of exact on the GPU that is here: the golden digests, and random problems against the plain form.
+"""Checks and times a tiled form of exact on the GPU that is here: the golden digests, and random problems against the plain form.
 
-python exact_tile.py [--only golden,sweep,speed,parts] [--json record.json]
+python exact_tile.py [--form sm90a] [--only golden,sweep,speed,parts] [--json record.json]
+python exact_tile.py --form sm80 [--only golden,sweep,speed,growth,long] [--json record.json]
 """
 
 import argparse
@@ -19,19 +20,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "golden")]
 import check  # noqa: E402
 import inputs  # noqa: E402
+import rows  # noqa: E402
 from kernels import Kernels, Params, Problem  # noqa: E402
 
 from strata_pa import reference  # noqa: E402
 
 OUT = ROOT / "build" / "gpu_kernels"
-FLAGS = ("-std=c++17", "-O3", "--resource-usage", "-Werror", "all-warnings", "-gencode", "arch=compute_90a,code=sm_90a")
+FLAGS = ("-std=c++17", "-O3", "--resource-usage", "-Werror", "all-warnings")
+FORMS = {"sm90a": ("exact_tile_sm90a", "arch=compute_90a,code=sm_90a"), "sm80": ("exact_tile_sm80", "arch=compute_90,code=sm_90")}
 
 
-def build(name="exact_tile_sm90a"):
+def build(name, architecture):
     OUT.mkdir(parents=True, exist_ok=True)
     source = ROOT / "ci/gpu_kernels/exact_tile.cpp"
     subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", OUT / "exact_tile.so", source], check=True)
-    subprocess.run(["nvcc", *FLAGS, "-cubin", "-o", OUT / f"{name}.sm_90.cubin", ROOT / f"cuda/{name}.cu"], check=True)
+    subprocess.run(
+        ["nvcc", *FLAGS, "-gencode", architecture, "-cubin", "-o", OUT / f"{name}.sm_90.cubin", ROOT / f"cuda/{name}.cu"], check=True
+    )
 
 
 class Tiles(ctypes.Structure):
@@ -304,22 +309,127 @@ class TileChecks:
         self.record["speed"] = table
 
 
+class RowsChecks(TileChecks):
+    """The form for cards from sm_80: every geometry, and plans that split cells or go by rounds."""
+
+    def __init__(self, image):
+        self.k = Kernels(OUT)
+        self.t = rows.RowsKernels(self.k, image, OUT)
+        self.record, self.failures = {}, []
+
+    def golden(self, steps=(0, 1, 7, 64)):
+        known = json.loads((ROOT / "tests/golden/portable.json").read_text())["cases"]
+        hits = {}
+        for name, want in known.items():
+            p = inputs.load(name)
+            n = len(p["q"])
+            for step in steps:
+                for variant in (p,) if step else (p, check.shuffled(p)):
+                    for label, limits in rows.PLANS.items() if step == 0 else [("the card's", {})]:
+                        least = -(-int(p["kv_len"]) // 64) * 12288  # an item's words
+                        limits = limits | {"words": max(limits["words"], 4 * least)} if "words" in limits else limits
+                        outs = []
+                        for i in range(0, n, step or n):
+                            q_rows = slice(i, min(i + step, n)) if step else None
+                            outs.append(self.t.run(Problem(self.k, variant, q_rows=q_rows), **limits)[0])
+                            self.k.driver.free_all()
+                        ok = check.digest(np.concatenate(outs)) == want["exact"]
+                        hits[name] = hits.get(name, True) and ok
+                        self.note(ok, f"{name}, calls of {step or 'all'} rows, plan of {label}: not the golden bytes")
+        print("golden", hits, flush=True)
+        self.record["golden digests, whole, in calls of 1, 7 and 64 rows, with shuffled pages, by every kind of plan"] = hits
+
+    def sweep(self, count=360):
+        right, problems, items, left = 0, 0, 0, 0
+        for seed in range(count):
+            p, options, kind = rows.unique_lists(seed)
+            if len(p["q"]) == 0:
+                continue
+            problem = Problem(self.k, p, **options)
+            want, want_lse = problem.run("exact")
+            for label, limits in rows.PLANS.items():
+                out, lse, flags = self.t.run(problem, **limits)
+                same = np.array_equal(check.bits(out), check.bits(want)) and np.array_equal(check.bits(lse), check.bits(want_lse))
+                problems, right, items, left = problems + 1, right + same, items + len(flags), left + int(flags.sum())
+                self.note(same, f"sweep {seed} {kind} {label} {options} {self.t.shape}")
+            self.k.driver.free_all()
+        found = {"problems and plans": problems, "right": right, "items": items, "items left to the plain form": left}
+        print("sweep", found, flush=True)
+        self.record["sweep against the plain form"] = found
+
+    def time(self, p, repeats=15, plain=True):
+        problem = Problem(self.k, p)
+        row = {}
+        out, _, flags = self.t.run(problem)
+        if plain:
+            want, _ = problem.run("exact")
+            self.note(np.array_equal(check.bits(out), check.bits(want)), f"{len(p['q'])} queries: not the bytes of the plain form")
+            row["plain ms"] = round(statistics.median(self.k.driver.times(problem.launcher("exact"), 3, 1)), 4)
+        work, _ = self.t.launcher(problem)
+        ms = self.k.driver.times(work, repeats, 2)
+        row |= {"ms": round(statistics.median(ms), 4), "least": round(min(ms), 4), "most": round(max(ms), 4)}
+        row |= {
+            "items left": int(flags.sum()),
+            "workspace_bytes": work.workspace,
+            "launches": work.launches,
+            "splits": work.shape["splits"],
+        }
+        self.k.driver.free_all()
+        return row
+
+    def speed(self):
+        table = {}
+        for name, shape in check.SHAPES.items():
+            p = check.shape_problem(*shape)
+            table[name] = self.time(p)
+            if name == "1500/1500":
+                table[f"{name} without ids"] = self.time(dict(p, ids=None, widths=None))
+        table["32768/2048 no overlap"] = self.time(apart())
+        self.record["speed"] = table
+        print(json.dumps(table, indent=1), flush=True)
+
+    def growth(self):
+        """Time per query: selections of 2,051 cells by n_q, dense causal ones by context."""
+        p = check.shape_problem(32768, 2048)
+        queries, contexts = {}, {}
+        for n in (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048):
+            part = {**p, **{x: p[x][-n:] for x in ("q", "ids", "widths")}}
+            queries[n] = self.time(part, plain=n <= 32)
+            queries[n]["us a query"] = round(queries[n]["ms"] * 1000 / n, 3)
+        for context in (512, 2048, 8192, 32768, 131072, 262144):
+            contexts[context] = self.time(rows.dense(64, context, 24, 2, 256, 64), plain=False)
+            contexts[context]["ns a query and 1000 cells"] = round(contexts[context]["ms"] * 1e9 / 64 / context, 1)
+        self.record["growth"] = {"queries of 32768 / 2048": queries, "64 queries, dense, by context": contexts}
+        print(json.dumps(self.record["growth"]), flush=True)
+
+    def long(self):
+        """Dense causal prompts, with PyTorch's attention on ready K and V beside them."""
+        table = {}
+        for shape in ((8192, 32768, 24, 2, 256, 64), (8192, 8192, 9, 3, 64, 64), (8192, 8192, 32, 8, 128, 64)):
+            name = "{1}/{0}, {2} heads, {3} KV heads, head_dim {4}, group {5}".format(*shape)
+            table[name] = self.time(rows.dense(*shape), repeats=5, plain=False) | rows.peers(*shape[:5])
+            print(name, table[name], flush=True)
+        self.record["long"] = table
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--form", choices=FORMS, default="sm90a")
     parser.add_argument("--only", default="golden,sweep,speed")
     parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--image", type=pathlib.Path, default=OUT / "exact_tile_sm90a.sm_90.cubin")
+    parser.add_argument("--image", type=pathlib.Path, help="default: what --build makes")
     parser.add_argument("--build", action="store_true", help="compile and stop")
     asked = parser.parse_args()
     if asked.build:
-        return build()
-    checks = TileChecks(asked.image)
+        return build(*FORMS[asked.form])
+    image = asked.image or OUT / f"{FORMS[asked.form][0]}.sm_90.cubin"
+    checks = (RowsChecks if asked.form == "sm80" else TileChecks)(image)
     for part in asked.only.split(","):
         began = time.time()
         getattr(checks, part)()
         print(f"-- {part}: {time.time() - began:.1f} s", flush=True)
     record = {
-        "what": "The tiled form of exact alone, launched through the driver: bytes, errors against float64, medians of CUDA events",
+        "what": f"The {asked.form} tiles of exact alone, launched by the driver: bytes, errors against float64, medians of CUDA events",
         "card": checks.k.driver.name,
         "cuda_driver": checks.k.driver.version,
         "date": datetime.date.today().isoformat(),

@@ -6,7 +6,7 @@ import numpy as np
 
 SYMBOLS = ("strata_rows_lists", "strata_rows_cells", "strata_exact_rows_d{}_g{}", "strata_exact_d{}_g{}")
 STEPS = ("first", "first", "tile", "rest")
-WORDS, RECORDS = 256 << 20, 512 << 20
+WORDS, RECORDS = 1 << 30, 512 << 20
 
 
 class RowsKernels:
@@ -48,7 +48,9 @@ class RowsKernels:
         for i in range(count.value):
             one = store[i * size : (i + 1) * size]
             head = np.frombuffer(one, np.uint32, 4)
-            launches.append((*map(int, head), ctypes.create_string_buffer(one[16 : 16 + self.lib.rows_bytes()], self.lib.rows_bytes()), one))
+            launches.append(
+                (*map(int, head), ctypes.create_string_buffer(one[16 : 16 + self.lib.rows_bytes()], self.lib.rows_bytes()), one)
+            )
         return used, launches
 
     def launcher(self, problem, parts=("first", "tile", "rest"), **limits):
@@ -92,3 +94,89 @@ class RowsKernels:
             d.get(problem.params.lse, (problem.n_q, problem.n_head), np.float32),
             flags()[0],
         )
+
+
+# Plans that split cells over blocks, or go by rounds, where the card's own would not.
+PLANS = {
+    "the card's": {},
+    "one processor": {"processors": 1},
+    "100 processors": {"processors": 100},
+    "rounds": {"processors": 40, "words": 600_000, "records": 150_000},
+}
+
+
+def unique_lists(seed):
+    """A problem of sweep.py, its lists without repeated cells but for every seventh seed."""
+    import sweep
+
+    p, layout, options, kind = sweep.problem(seed)
+    r = np.random.default_rng(seed)
+    if p["ids"] is not None:
+        choices = -(-int(p["kv_len"].max()) // options["granularity"])
+        cap = min(p["ids"].shape[-1], choices) if seed % 3 else min(choices, 90)
+        ids = np.empty((*p["ids"].shape[:-1], cap), np.int32)
+        for at in np.ndindex(ids.shape[:-1]):
+            ids[at] = r.permutation(choices)[:cap]
+        if seed % 2:
+            ids[r.random(ids.shape) < 0.1] = -1
+        if seed % 7 == 0:
+            ids[r.random(ids.shape) < 0.02] = ids.flat[0]
+        p["ids"] = ids
+        if p["widths"] is not None:
+            p["widths"] = np.minimum(p["widths"], cap)
+    bfloat16 = seed % 4 == 3
+    if bfloat16:
+        p["q"] = p["q"].view(np.uint16)
+    return p, dict(layout=layout, bfloat16=bfloat16, **options), kind
+
+
+def dense(n_q, context, heads, n_kv, dim, group, page_size=16, seed=1):
+    """The last n_q queries of a context, causal."""
+    r = np.random.default_rng(seed)
+    pages = -(-context // page_size)
+    shape = (pages, n_kv, page_size)
+    k, v = (r.integers(-127, 128, (*shape, dim), dtype=np.int8) for _ in range(2))
+    ks, vs = (r.uniform(0.005, 0.03, (*shape, dim // group)).astype(np.float16) for _ in range(2))
+    q = r.normal(0, 2, (n_q, heads, dim)).astype(np.float32)
+    table = r.permutation(pages).astype(np.int32)
+    return dict(q=q, k=k, v=v, k_scale=ks, v_scale=vs, page_table=table, ids=None, widths=None, kv_len=context)
+
+
+def peers(n_q, context, heads, n_kv, dim, repeats=5):
+    """PyTorch's attention on ready, contiguous K and V: median ms. Past cells and the causal square are two calls, which are not merged."""
+    import statistics
+
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention as attend
+
+    times = {}
+    for label, dtype, backend in (
+        ("FP16 cuDNN", torch.float16, SDPBackend.CUDNN_ATTENTION),
+        ("FP16 flash", torch.float16, SDPBackend.FLASH_ATTENTION),
+        ("FP32 memory-efficient", torch.float32, SDPBackend.EFFICIENT_ATTENTION),
+    ):
+        q = torch.randn(1, heads, n_q, dim, device="cuda", dtype=dtype)
+        k, v = (torch.randn(1, n_kv, context, dim, device="cuda", dtype=dtype).repeat_interleave(heads // n_kv, 1) for _ in range(2))
+        past = context - n_q
+
+        def call(q=q, k=k, v=v, past=past):
+            if past:
+                attend(q, k[:, :, :past], v[:, :, :past])
+            attend(q, k[:, :, past:], v[:, :, past:], is_causal=True)
+
+        try:
+            with sdpa_kernel(backend):
+                ms = []
+                for i in range(repeats + 2):
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    begin.record()
+                    call()
+                    end.record()
+                    torch.cuda.synchronize()
+                    if i > 1:
+                        ms.append(begin.elapsed_time(end))
+            times[label] = round(statistics.median(ms), 4)
+        except RuntimeError as error:
+            times[label] = str(error).splitlines()[0]
+    return times

@@ -128,18 +128,79 @@ def test_the_plain_form_stands_in_for_a_tiled_one_that_the_driver_refuses(driver
     assert [launch.symbol for launch in fake.launches] == [b"strata_exact_d256_g64"]
 
 
-def test_the_tiled_form_is_for_one_geometry_and_one_architecture(driver):
-    driver(90, 80)
-    q, kv, _ = birth()
-    assert strata_pa.plan(q, kv, kernel="exact").workspace_bytes > 0
+def launched(fake, q, kv, out, **options):
+    """Symbol, grid, block and shared memory of each launch of exact with its workspace; the workspace's bytes."""
+    size = strata_pa.plan(q, kv, kernel="exact", **options).workspace_bytes
+    fake.forget()
+    run(q, kv, out, kernel="exact", workspace=FakeArray((size,), np.uint8), **options)
+    return [(launch.symbol.decode(), launch.grid, launch.block, launch.shared) for launch in fake.launches], size
+
+
+@pytest.mark.parametrize("sm", [80, 86, 87, 89, 100, 120, 130])
+def test_exact_in_tiles_of_rows(driver, sm):
+    """Other cards than sm_90: 48 rows of neighbouring queries, any geometry; cells split over blocks where items are few."""
+    fake = driver(sm)
+    q, kv, out = birth(n_q=9)
+    launches, size = launched(fake, q, kv, out)  # 24 cells: one step, so no splits and each block does both passes
+    assert [x[:3] for x in launches] == [
+        ("strata_rows_cells", 2, 256), ("strata_exact_rows_d256_g64", 6, 384), ("strata_exact_d256_g64", 18, 128),
+    ]  # fmt: skip
+    assert launches[1][3] <= 99 << 10
+    assert size >= 2 * 2048 + 6 * 48 * 64 * 4
+    launches, _ = launched(fake, q, kv, out, ids=FakeArray((9, 30), np.int32))
+    assert [x[:3] for x in launches] == [
+        ("strata_rows_lists", 6, 512), ("strata_exact_rows_d256_g64", 6, 384), ("strata_exact_d256_g64", 18, 128),
+    ]  # fmt: skip
+    long = birth(n_q=9, page_table=FakeArray((2048,), np.int32))  # 8,192 cells: 128 steps
+    launches, _ = launched(fake, *long)
+    assert [x[0] for x in launches] == ["strata_rows_cells", *["strata_exact_rows_d256_g64"] * 2, "strata_exact_d256_g64"]
+    splits, rest = divmod(launches[1][1], 6)
+    assert (rest, launches[2][1]) == (0, launches[1][1])
+    assert 120 <= 6 * splits <= 264
+    fake.forget()
+    run(q, kv, out, kernel="exact")
+    assert [launch.symbol for launch in fake.launches] == [b"strata_exact_d256_g64"]
+
+
+def test_tiles_of_rows_by_rounds(driver):
+    """What a round takes is bounded: contexts of any length, within what one item's words may take."""
+    fake = driver(80)
+    launches, size = launched(fake, *birth(n_q=600, page_table=FakeArray((1 << 16,), np.int32)))  # 262,144 cells
+    rounds = [x for x in launches if "_rows_d" in x[0]]
+    assert len(rounds) > 4
+    assert len(rounds) % 2 == 0
+    assert size < 3 << 30
+    too_long = birth(n_q=2, page_table=FakeArray((1 << 21,), np.int32))
+    assert strata_pa.plan(*too_long[:2], kernel="exact").workspace_bytes == 0
+
+
+def test_many_sequences_are_several_launches_of_tiles(driver):
+    fake = driver(80)
+    q, kv, out = birth(n_q=70, page_table=FakeArray((70, 6), np.int32))
+    launches, _ = launched(fake, q, kv, out, cu_seqlens_q=list(range(71)))
+    assert [x[:2] for x in launches if x[0] == "strata_exact_d256_g64"] == [("strata_exact_d256_g64", 128), ("strata_exact_d256_g64", 12)]
+    assert [x[1] for x in launches if x[0] == "strata_exact_rows_d256_g64"] == [128, 12]
+
+
+def test_which_form_serves(driver):
+    """sm_90 has a form of its own for one geometry and one sequence; tiles of rows do the rest."""
+    fake = driver(90)
+    q, kv, out = birth()
+    assert "strata_exact_tile_d256_g64" in [x[0] for x in launched(fake, q, kv, out)[0]]
     for kernel in ("v2", "v1", "fp32", "imma"):
         assert strata_pa.plan(q, kv, kernel=kernel).workspace_bytes == 0
-    assert strata_pa.plan(*birth(ordinal=1)[:2], kernel="exact").workspace_bytes == 0
     long = birth(page_table=FakeArray((4097,), np.int32))  # 16,388 cells
-    assert strata_pa.plan(*long[:2], kernel="exact").workspace_bytes == 0
-    assert strata_pa.plan(*long[:2], ids=FakeArray((3, 40), np.int32), kernel="exact").workspace_bytes > 0
+    assert "strata_exact_rows_d256_g64" in [x[0] for x in launched(fake, *long)[0]]
+    assert "strata_exact_tile_d256_g64" in [x[0] for x in launched(fake, *long, ids=FakeArray((3, 40), np.int32))[0]]
     two = birth(page_table=FakeArray((2, 3), np.int32))
-    assert strata_pa.plan(*two[:2], cu_seqlens_q=[0, 1, 3], kernel="exact").workspace_bytes == 0
+    assert "strata_exact_rows_d256_g64" in [x[0] for x in launched(fake, *two, cu_seqlens_q=[0, 1, 3])[0]]
+
+
+def test_the_plain_form_stands_in_for_tiles_of_rows_that_the_driver_refuses(driver):
+    fake = driver(80)
+    fake.fail("cuFuncSetAttribute", 1, symbol="strata_exact_rows_")
+    launches, _ = launched(fake, *birth())
+    assert [x[0] for x in launches] == ["strata_exact_d256_g64"]
 
 
 @pytest.mark.parametrize(("sm", "compiled"), [(75, False), (80, False), (87, False), (90, False), (110, True), (121, False), (130, True)])

@@ -1,4 +1,4 @@
-"""exact with a workspace: the bytes of its plain form, in every call that takes the tiled one."""
+"""exact with a workspace: the bytes of its plain form, in every call that takes a tiled one."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ from strata_pa._device import DeviceArray, ordinal_of, to_device, workspace_on
 
 PORTABLE = json.loads((Path(__file__).parents[1] / "golden" / "portable.json").read_text())["cases"]
 HERE = device()
-cases = pytest.mark.parametrize("name", [name for name in PORTABLE if not name.startswith("layer")])
-pytestmark = pytest.mark.skipif(not HERE or HERE["architecture"] != "sm_90", reason="the tiled form is for sm_90")
+cases = pytest.mark.parametrize("name", list(PORTABLE))
+pytestmark = pytest.mark.skipif(not HERE or "exact" not in HERE["kernels"], reason="no GPU that has exact")
 
 
 def with_workspace(placed):
@@ -67,6 +67,57 @@ def test_random_problems(seed):
     out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
     strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
     assert same_bytes(out.read(), want[0])
+
+
+GEOMETRIES = [(64, 32), (64, 64), (128, 32), (128, 64), (128, 128), (256, 32), (256, 64), (256, 128), (256, 256)]
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_random_geometries(seed):
+    """Every head_dim, group and number of heads; several sequences; few queries beside long contexts, whose cells are split over blocks."""
+    r = np.random.default_rng(1000 + seed)
+    dim, group = GEOMETRIES[seed % len(GEOMETRIES)]
+    n_kv, heads, page_size = int(r.integers(1, 4)), int(r.integers(1, 17)), int(r.choice([1, 4, 16, 17]))
+    lengths = [int(x) for x in r.choice([0, 1, 63, 64, 65, 400, 1500, 6000], r.choice([1, 1, 3]))]
+    counts = [int(r.integers(0, min(n, 9 if n > 1000 else 70) + 1)) for n in lengths]
+    counts[0] = max(counts[0], 1)
+    n_q, max_pages = sum(counts), -(-max(*lengths, 1) // page_size)
+    pages = max_pages * len(lengths)
+    shape = (pages, n_kv, page_size)
+    k, v = (r.integers(-128, 128, (*shape, dim)).astype(np.int8) for _ in range(2))
+    ks, vs = (r.uniform(0.002, 0.03, (*shape, dim // group)).astype(np.float16) for _ in range(2))
+    q = r.normal(0, float(r.choice([0.1, 2, 2, 1000])), (n_q, heads * n_kv, dim)).astype(r.choice([np.float32, np.float16]))
+    table = r.permutation(pages).astype(np.int32).reshape(len(lengths), max_pages)
+    if seed % 5 == 0:
+        q[r.random(q.shape) < 0.0005] = np.inf
+        vs[r.random(vs.shape) < 0.0002] = np.nan
+    if seed % 3 == 0:
+        table[r.random(table.shape) < 0.1] = -1
+    options = {
+        "kv_len": lengths,
+        "cu_seqlens_q": np.cumsum([0, *counts]),
+        "causal": bool(r.random() < 0.8),
+        "window_left": int(r.choice([-1, -1, 5, 100, 3000])),
+    }
+    if seed % 2:
+        granularity = int(r.choice([1, 1, 4, 64]))
+        choices = -(-max(*lengths, 1) // granularity)
+        cap = int(r.integers(1, min(choices, 2100) + 1))
+        size = (n_q, cap) if r.random() < 0.5 else (n_q, n_kv, cap)
+        ids = np.empty(size, np.int32)
+        for at in np.ndindex(size[:-1]):
+            ids[at] = r.permutation(choices)[:cap]
+        if seed % 8 == 1:
+            ids[r.random(ids.shape) < 0.02] = ids.flat[0]
+        options |= {"ids": ids, "granularity": granularity}
+    kv = strata_pa.PagedKV(k, v, ks, vs, table)
+    want = strata_pa.prompt_attention(q, kv, kernel="exact", **options)
+    there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
+    size = strata_pa.plan(there, kv_there, kernel="exact", **options_there).workspace_bytes
+    assert size > 0
+    out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
+    strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
+    assert same_bytes(out.read(), want)
 
 
 def test_capture():
