@@ -1,4 +1,4 @@
-"""The fuzzer's corpus again, and a few thousand inputs made from it; ci/fuzz goes on for longer."""
+"""The fuzzer's corpus again, and a thousand inputs made from it for each entry; ci/fuzz goes on for longer."""
 
 import importlib
 import random
