@@ -1,5 +1,5 @@
 // The tiled form of exact with mma.sync, for cards from sm_80.
-#include "exact_tile_sm80.cuh"
+#include "exact_rows_passes.cuh"
 
 using strata_pa::cuda::Params;
 using strata_pa::cuda::Rows;
