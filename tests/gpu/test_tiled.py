@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not HERE or "exact" not in HERE["kernels"], reas
 def with_workspace(placed):
     size = strata_pa.plan(placed.q, placed.kv, kernel="exact", **placed.options).workspace_bytes
     assert size > 0
-    return workspace_on(HERE["device"], size)
+    return workspace_on(HERE["device"], size + (64 << 20))  # calls of a few of its queries may split cells, and ask for more
 
 
 @cases
