@@ -15,6 +15,7 @@
 #include "core/cuda_device.h"
 #include "core/cuda_memory.h"
 #include "core/device.h"
+#include "core/exact_state.h"
 #include "core/failure.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -190,6 +191,13 @@ std::map<std::string, std::string> refusals(const std::vector<Refusal>& refused)
 
 bool is_cpu(const Device& device) { return device.id.kind == DeviceKind::kCPU; }
 
+// The plan may have been made for another problem.
+void check_kernel(const Plan& plan, const Problem& p) {
+  if (auto reasons = not_supported_reasons(*plan.kernel, p, plan.device); !reasons.empty())
+    throw UnsupportedProblem(
+        text("the plan's kernel ", plan.kernel->name, " cannot run this problem on ", plan.device.describe(), ": ", join(reasons, "; ")));
+}
+
 void* bind_workspace(const strata_pa_plan& plan, const Problem& p, void* workspace, size_t bytes) {
   const Device& device = plan.plan.device;
   if (!workspace) return nullptr;
@@ -329,13 +337,61 @@ strata_pa_status strata_pa_run(const strata_pa_plan* plan, const strata_pa_probl
     if (is_cpu(x.device) && stream) throw InvalidInput("stream must be NULL on a CPU");
     const Checked checked(problem, x.device);
     checked.check_output(x.device);
-    // The plan may have been made for another problem.
-    if (auto reasons = not_supported_reasons(*x.kernel, checked.p, x.device); !reasons.empty())
-      throw UnsupportedProblem(text("the plan's kernel ", x.kernel->name, " cannot run this problem on ", x.device.describe(), ": ", join(reasons, "; ")));
+    check_kernel(x, checked.p);
     Launch launch;
     launch.stream = stream;
     launch.workspace = bind_workspace(*plan, checked.p, workspace, workspace_bytes);
     run(x, checked.p, launch);
+  });
+}
+
+// A step of `exact` on one part.
+static void run_step(const strata_pa_plan* plan, const strata_pa_problem* problem, cpu::ExactStep step, const cpu::ExactState& state) {
+  const Plan& x = need(plan, "plan").plan;
+  if (std::string(x.kernel->name) != "exact") throw InvalidInput(text("parts are of the kernel exact, the plan's is ", x.kernel->name));
+  const Checked checked(problem, x.device);
+  check_kernel(x, checked.p);
+  Launch launch;
+  launch.step = step;
+  launch.state = state;
+  run(x, checked.p, launch);
+}
+
+strata_pa_status strata_pa_exact_anchors(const strata_pa_plan* plan, const strata_pa_problem* problem, float* A, float* b) {
+  return guarded([&] { run_step(plan, problem, cpu::ExactStep::kAnchors, {&need(A, "A"), &need(b, "b"), nullptr, nullptr}); });
+}
+
+strata_pa_status strata_pa_exact_sums(const strata_pa_plan* plan, const strata_pa_problem* problem, const float* A, const float* b, int64_t* L, int64_t* O) {
+  return guarded([&] {
+    need(A, "A"), need(b, "b");
+    run_step(plan, problem, cpu::ExactStep::kSums, {const_cast<float*>(A), const_cast<float*>(b), &need(L, "L"), &need(O, "O")});
+  });
+}
+
+strata_pa_status strata_pa_exact_finish(const strata_pa_plan* plan, const strata_pa_problem* problem, const float* A, const float* b, const int64_t* L,
+                                        const int64_t* O) {
+  return guarded([&] {
+    const Device& device = need(plan, "plan").plan.device;
+    need(A, "A"), need(b, "b"), need(L, "L"), need(O, "O");
+    if (!is_cpu(device)) throw UnsupportedProblem(text("parts of exact are computed on a CPU only, the plan is for ", device.describe()));
+    const Checked checked(problem, device);
+    checked.check_output(device);
+    if (checked.p.n_q > 0)
+      cpu::exact_finish(checked.p, {const_cast<float*>(A), const_cast<float*>(b), const_cast<int64_t*>(L), const_cast<int64_t*>(O)});
+  });
+}
+
+strata_pa_status strata_pa_merge_anchors(int64_t n, float* A_all, float* b_all, const float* A, const float* b) {
+  return guarded([&] {
+    if (n < 0) throw InvalidInput(text("n must not be negative, got ", n));
+    if (n) merge_anchors(n, &need(A_all, "A_all"), &need(b_all, "b_all"), &need(A, "A"), &need(b, "b"));
+  });
+}
+
+strata_pa_status strata_pa_merge_sums(int64_t n, int64_t* all, const int64_t* part) {
+  return guarded([&] {
+    if (n < 0) throw InvalidInput(text("n must not be negative, got ", n));
+    if (n) merge_sums(n, &need(all, "all"), &need(part, "part"));
   });
 }
 

@@ -183,6 +183,23 @@ STRATA_PA_API int64_t strata_pa_plan_workspace_bytes(const strata_pa_plan* plan)
 STRATA_PA_API strata_pa_status strata_pa_run(const strata_pa_plan* plan, const strata_pa_problem* problem, void* stream, void* workspace,
                                              size_t workspace_bytes);
 
+// --- `exact` over cells that lie in several places: the parts combine to the bytes of one call (docs/numerics.md, section 5)
+//
+// A state is four arrays without gaps in the device's memory: anchors A and b, float [n_q, n_head]; sums L, int64_t [n_q, n_head], and O, int64_t
+// [n_q, n_head, head_dim]. Each part makes its anchors; all are merged; with the merged ones each part makes its sums; they are merged, and
+// finished. The plan is one of `exact`. In this version parts are computed on a CPU only.
+
+STRATA_PA_API strata_pa_status strata_pa_exact_anchors(const strata_pa_plan* plan, const strata_pa_problem* problem, float* A, float* b);
+STRATA_PA_API strata_pa_status strata_pa_exact_sums(const strata_pa_plan* plan, const strata_pa_problem* problem, const float* A, const float* b,
+                                                    int64_t* L, int64_t* O);
+// Writes the problem's out and lse.
+STRATA_PA_API strata_pa_status strata_pa_exact_finish(const strata_pa_plan* plan, const strata_pa_problem* problem, const float* A, const float* b,
+                                                      const int64_t* L, const int64_t* O);
+
+// In host memory: adds one more part's n anchors, or n sums, to those so far.
+STRATA_PA_API strata_pa_status strata_pa_merge_anchors(int64_t n, float* A_all, float* b_all, const float* A, const float* b);
+STRATA_PA_API strata_pa_status strata_pa_merge_sums(int64_t n, int64_t* all, const int64_t* part);
+
 // --- Switches and kernels
 
 // For the whole process. 1: run `imma` where the device has it; 0: the environment cannot ask for it; -1: as the environment says.

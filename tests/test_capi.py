@@ -49,9 +49,22 @@ def small(**options):
 # --- The interface
 
 
+def kind_of(kind):
+    """A type of C or ctypes as far as a caller has to agree: "pointer", "int32_t", ..."""
+    if isinstance(kind, str):
+        kind = kind.strip()
+        return "pointer" if kind.endswith("*") else {"strata_pa_status": "int32_t"}.get(kind, kind)
+    numbers = {None: "void", ctypes.c_int32: "int32_t", ctypes.c_int64: "int64_t", ctypes.c_size_t: "size_t"}
+    return numbers.get(kind, "pointer")
+
+
 def test_functions_of_the_header():
-    declared = re.findall(r"^STRATA_PA_API [^(]*?strata_pa_(\w+)\(", HEADER.read_text(), re.M)
-    assert sorted(declared) == sorted(capi.FUNCTIONS)
+    declared = {}
+    for result, name, parameters in re.findall(r"^STRATA_PA_API ([\w\s*]+?)strata_pa_(\w+)\(([^)]*)\);", HEADER.read_text(), re.M):
+        kinds = [] if parameters == "void" else [kind_of(parameter.rpartition(" ")[0] or parameter) for parameter in parameters.split(",")]
+        assert name not in declared
+        declared[name] = kind_of(result), kinds
+    assert declared == {name: (kind_of(result), list(map(kind_of, arguments))) for name, (result, arguments) in capi.FUNCTIONS.items()}
 
 
 COMPILERS = [
@@ -96,8 +109,8 @@ def test_structures(tmp_path):
         lines.append(f'printf("%zu\\n", sizeof(strata_pa_{name}));')
         expected.append(SIZES[name])
         for field, *_ in structure._fields_:
-            lines.append(f'printf("%zu\\n", offsetof(strata_pa_{name}, {field}));')
-            expected.append(getattr(structure, field).offset)
+            lines.append(f'printf("%zu %zu\\n", offsetof(strata_pa_{name}, {field}), sizeof((strata_pa_{name}*)0)->{field});')
+            expected += [getattr(structure, field).offset, getattr(structure, field).size]
     (tmp_path / "x.c").write_text("\n".join([*lines, "return 0; }"]))
     subprocess.run(["gcc", "-I", HEADER.parent, "-o", tmp_path / "x", tmp_path / "x.c"], check=True)
     printed = subprocess.run([tmp_path / "x"], capture_output=True, text=True, check=True).stdout
@@ -247,6 +260,48 @@ def test_one_plan_for_problems_of_other_sizes(cpu):
         with pytest.raises(Failed, match=r"the plan's kernel imma cannot run this problem on cpu .*: head_dim 96 is not one of") as failed:
             run(made, other)
         assert failed.value.args[0] == capi.UNSUPPORTED_PROBLEM
+
+
+def test_exact_over_parts(cpu):
+    """Cells that lie in two caches: the pages of the other are not resident."""
+    q, kv = queries(5, 4, 64), cache(pages=8)
+    want = strata_pa.prompt_attention(q, kv, kernel="exact", return_lse=True)
+    parts = []
+    for part in range(2):
+        table = np.where(np.arange(8) % 2 == part, kv.page_table, -1).astype(np.int32)
+        there = SimpleNamespace(**{x: getattr(kv, x) for x in ("k", "v", "k_scale", "v_scale", "layout")}, page_table=table)
+        out, lse = np.zeros_like(q), np.zeros((5, 4), np.float32)
+        state = SimpleNamespace(
+            A=np.zeros((5, 4), np.float32), b=np.zeros((5, 4), np.float32), L=np.zeros((5, 4), np.int64), O=np.zeros(q.shape, np.int64)
+        )
+        parts.append((*capi.problem(q, there, out, lse=lse), state, out, lse))
+
+    def at(*arrays):
+        return [array.ctypes.data for array in arrays]
+
+    with plan(cpu, parts[0][0], "exact") as made:
+        for p, _, s, *_ in parts:
+            call("exact_anchors", made, p, *at(s.A, s.b))
+        one, two = parts[0][2], parts[1][2]
+        A, b = one.A.copy(), one.b.copy()
+        call("merge_anchors", A.size, *at(A, b, two.A, two.b))
+        for p, _, s, *_ in parts:
+            call("exact_sums", made, p, *at(A, b, s.L, s.O))
+        call("merge_sums", one.L.size, *at(one.L, two.L))
+        call("merge_sums", one.O.size, *at(one.O, two.O))
+        p, _, _, out, lse = parts[0]
+        call("exact_finish", made, p, *at(A, b, one.L, one.O))
+        assert same_bytes(out, want[0])
+        assert same_bytes(lse, want[1])
+        fails(capi.INVALID_INPUT, "L is NULL", "exact_sums", made, p, *at(A, b), None, None)
+        fails(capi.INVALID_INPUT, "A is NULL", "exact_finish", made, p, None, None, None, None)
+        fails(capi.INVALID_INPUT, "b is NULL", "exact_anchors", made, p, *at(A), None)
+        fails(capi.INVALID_INPUT, "part is NULL", "merge_sums", 1, *at(one.L), None)
+        fails(capi.INVALID_INPUT, "n must not be negative", "merge_anchors", -1, *at(A, b, A, b))
+        one.L[0, 0] = two.L[0, 0] = 2**62
+        fails(capi.INVALID_INPUT, "do not fit 64 bits", "merge_sums", one.L.size, *at(one.L, two.L))
+    with plan(cpu, p, "imma") as made:
+        fails(capi.INVALID_INPUT, "parts are of the kernel exact, the plan's is imma", "exact_anchors", made, p, *at(A, b))
 
 
 # --- Plans and switches

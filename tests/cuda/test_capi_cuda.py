@@ -60,6 +60,18 @@ def fails(status, words, name, *arguments):
     assert re.search(words, failed.value.args[1]), failed.value.args[1]
 
 
+def test_widths_in_an_array_of_records(driver):
+    fake = driver(90)
+    fake.hook(answer_on_the_cpu)
+    with on_card(n_q=5) as (where, made), plan(where, made.p, "imma") as chosen:
+        records = np.zeros(5, [("position", np.int64), ("flags", np.int32), ("width", np.int32)])
+        records["width"] = made.lists["widths"]
+        made.p.widths = made.memory.place(records) + records.dtype.fields["width"][1]
+        made.p.widths_stride = records.itemsize // 4
+        run(chosen, made.p)
+        assert same_bytes(made.answer()[0], made.expected("imma")[0])
+
+
 @pytest.mark.parametrize("kernel", ["fp32", "imma", "exact"])
 def test_answers(driver, kernel):
     fake = driver(90)
@@ -105,6 +117,16 @@ def test_a_run_launches_and_nothing_else(driver):
         for name in ("cuMemAlloc_v2", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2", "cuStreamSynchronize", "cuModuleLoadData", "cuEventCreate"):
             assert fake.calls(name) == 0, name
     assert fake.lib.fake_depth() == 0
+
+
+def test_parts_of_exact_are_for_the_cpu(driver):
+    fake = driver(90)
+    with on_card() as (where, made), plan(where, made.p, "exact") as chosen:
+        state = [made.memory.allocate(made.q.nbytes * 2) for _ in range(4)]
+        fails(capi.UNSUPPORTED_PROBLEM, "host memory only", "exact_anchors", chosen, made.p, *state[:2])
+        fails(capi.UNSUPPORTED_PROBLEM, "host memory only", "exact_sums", chosen, made.p, *state)
+        fails(capi.UNSUPPORTED_PROBLEM, "on a CPU only", "exact_finish", chosen, made.p, *state)
+    assert not fake.launches
 
 
 def test_any_number_of_queries_is_one_launch(driver):
