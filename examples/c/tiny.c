@@ -1,4 +1,4 @@
-// Prompt attention from C99: the case `tiny` on the CPU, or on GPU 0 with the argument "cuda". Exit status 0: every digest is right.
+// Prompt attention from C99: the case `tiny` on the CPU, or on GPU 0 with the argument "cuda" or "hip". Exit status 0: every digest is right.
 #include <stdio.h>
 #include <string.h>
 #include <strata_pa.h>
@@ -35,6 +35,7 @@ static int run(const strata_pa_problem* p, const char* kernel, float* answer, si
 int main(int argc, char** argv) {
   strata_pa_context_options options = {sizeof options, STRATA_PA_CPU, 0, 0, NULL};
   if (argc > 1 && strcmp(argv[1], "cuda") == 0) options.device = STRATA_PA_CUDA;
+  if (argc > 1 && strcmp(argv[1], "hip") == 0) options.device = STRATA_PA_HIP;
   if (strata_pa_context_create(&options, &device)) return complain("device");
   printf("strata_pa %s on %s\n", strata_pa_version(), strata_pa_context_text(device));
 

@@ -15,29 +15,31 @@ inline void check(strata_pa_status status) {
 
 class Device {
  public:
-  // "cpu", "cuda" or "cuda:1"
+  // "cpu", "cuda" or "cuda:1", "hip" or "hip:1"
   explicit Device(const std::string& name) {
     strata_pa_context_options options = {};
     options.size = sizeof options;
     size_t colon = name.find(':');
     std::string kind = name.substr(0, colon);
-    if (kind != "cpu" && kind != "cuda") throw std::runtime_error("there is no device '" + name + "': cpu, cuda or cuda:N");
-    options.device = kind == "cpu" ? STRATA_PA_CPU : STRATA_PA_CUDA;
+    const std::vector<std::string> kinds = {"cpu", "cuda", "hip"};  // as STRATA_PA_CPU, ... count
+    while (kind_ < 3 && kinds[static_cast<size_t>(kind_)] != kind) ++kind_;
+    if (kind_ == 3) throw std::runtime_error("there is no device '" + name + "': cpu, cuda, cuda:N, hip, hip:N");
+    options.device = kind_;
     if (colon != std::string::npos) options.ordinal = std::stoi(name.substr(colon + 1));
     strata_pa_context* context;
     check(strata_pa_context_create(&options, &context));
     context_.reset(context);
-    is_cpu_ = kind == "cpu";
   }
 
   const strata_pa_context* get() const { return context_.get(); }
-  bool is_cpu() const { return is_cpu_; }
+  int32_t kind() const { return kind_; }
+  bool is_cpu() const { return kind_ == STRATA_PA_CPU; }
   std::string text() const { return strata_pa_context_text(get()); }
   void synchronize(void* stream = nullptr) const { check(strata_pa_synchronize(get(), stream)); }
 
  private:
   std::unique_ptr<strata_pa_context, decltype(&strata_pa_context_destroy)> context_{nullptr, strata_pa_context_destroy};
-  bool is_cpu_ = true;
+  int32_t kind_ = STRATA_PA_CPU;
 };
 
 // Elements in a device's memory.

@@ -2,7 +2,7 @@
 // queries, one plan for all layers. Layer 1 gets the cells of the golden case `tiny`, in other pages and another page size than there, so its
 // answers must have that case's digests. Exit status 0: they have.
 //
-//     engine [cpu | cuda | cuda:N]
+//     engine [cpu | cuda | cuda:N | hip | hip:N]
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Error against float64 and time of every kernel that the device has.
 //
-//     strata_pa_parity [--device cpu | cuda | cuda:N] [context] [queries] [reps]
+//     strata_pa_parity [--device cpu | cuda[:N] | hip[:N]] [context] [queries] [reps]
 //
 // The queries are the last ones of the context; each selects 2,051 cells at most, its 512 most recent ones among them. As many queries as
 // cells, which is the default where a context is given: dense, causal. Without numbers: three shapes. Exit status 1: a bound is broken.
@@ -134,7 +134,7 @@ int compare(const Device& device, Shape shape, int reps) {
     info.size = sizeof info;
     check(strata_pa_kernel_at(i, &info));
     const char* refusal = strata_pa_context_refusal(device.get(), info.name);
-    if (info.device != (device.is_cpu() ? STRATA_PA_CPU : STRATA_PA_CUDA) || (refusal && *refusal)) continue;
+    if (info.device != device.kind() || (refusal && *refusal)) continue;
     const Plan plan(device, p, info.name);
     std::unique_ptr<Memory<unsigned char>> workspace;
     if (!device.is_cpu() && plan.workspace_bytes()) workspace = std::make_unique<Memory<unsigned char>>(device, plan.workspace_bytes());
@@ -169,14 +169,15 @@ int run(std::vector<const char*> arguments) {
     device = std::make_unique<Device>(arguments[1]);
     arguments.erase(arguments.begin(), arguments.begin() + 2);
   } else {
-    try {
-      device = std::make_unique<Device>("cuda");
-    } catch (const std::runtime_error& error) {
-      std::printf("no GPU: %s\n", error.what());
-      device = std::make_unique<Device>("cpu");
-    }
+    for (const char* name : {"cuda", "hip", "cpu"}) try {
+        device = std::make_unique<Device>(name);
+        break;
+      } catch (const std::runtime_error& error) {
+        std::printf("no %s: %s\n", name, error.what());
+      }
+    if (!device) throw std::runtime_error("no device");
   }
-  if (arguments.size() > 3) throw std::runtime_error("usage: strata_pa_parity [--device cpu | cuda | cuda:N] [context] [queries] [reps]");
+  if (arguments.size() > 3) throw std::runtime_error("usage: strata_pa_parity [--device cpu | cuda[:N] | hip[:N]] [context] [queries] [reps]");
   std::vector<Shape> shapes = {{32768, 2048}, {1500, 1500}, {2100, 256}};
   if (device->is_cpu()) shapes = {{8192, 64}, {600, 600}, {2100, 64}};
   if (!arguments.empty()) {
