@@ -497,7 +497,7 @@ using strata_pa::cuda::Tiles;
 #define STRATA_PA_BODY(call)
 #endif
 
-extern "C" __global__ void __launch_bounds__(512, 3) strata_tile_union(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
+extern "C" __global__ void __launch_bounds__(512, 2) strata_tile_union(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
   STRATA_PA_BODY(union_kernel(p, w));
 }
 extern "C" __global__ void __launch_bounds__(256, 8) strata_tile_cells(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {

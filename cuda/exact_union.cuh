@@ -43,6 +43,22 @@ __device__ __forceinline__ int page_of(const Params& p, int cell) {
   return static_cast<uint32_t>(physical) < static_cast<uint32_t>(p.pages) ? physical : -1;
 }
 
+// A cell's part of its record; `word`: its mask.
+__device__ __forceinline__ void write_cell(const Params& p, unsigned char* record, int position, Place at, int word, uint2 ks, uint2 vs) {
+  const int row = v_row(position);
+  if (any_not_finite(ks) || any_not_finite(vs)) word |= kBadCell, ks = vs = make_uint2(0, 0);
+  const uint32_t top2 = __vmaxu2(vs.x & 0x7fff7fffu, vs.y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
+  const float f = half_to_float(static_cast<uint16_t>(top));
+  const int level = top == 0 ? kNoLevel : ((__float_as_int(f) + 0x7fffff) >> 23) - 127;
+  reinterpret_cast<uint32_t*>(record)[position] = static_cast<uint32_t>(offset(p.k_stride, at) >> 4);
+  reinterpret_cast<uint2*>(record + tile::kKScales)[position] = ks;
+  reinterpret_cast<int*>(record + tile::kLevels)[position] = level * 256 + word;
+  reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[row] = static_cast<uint32_t>(offset(p.v_stride, at) >> 4);
+  uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + position;
+  v[0] = static_cast<uint16_t>(vs.x), v[64] = static_cast<uint16_t>(vs.x >> 16);
+  v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
+}
+
 // Writes N cells' parts of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`. records: the first one's;
 // they are `apart` bytes apart.
 template <int N>
@@ -57,35 +73,27 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
     const int logical = p.page_shift < 0 ? cell[u] : static_cast<int>(__umulhi(static_cast<uint32_t>(cell[u]), p.page_magic) >> p.page_shift);
     at[u] = page[u] >= 0 ? Place{page[u], cell[u] - logical * p.page_size} : Place{0, 0};
   }
-  for (int kv = first_kv; kv < end_kv; ++kv, records += apart) {
-    uint2 ks[N], vs[N];
+  constexpr int H = 2;  // heads whose scales are on their way at once
+  for (int kv = first_kv; kv < end_kv; kv += H, records += H * apart) {
+    uint2 ks[H][N], vs[H][N];
 #pragma unroll
-    for (int u = 0; u < N; ++u) {
-      ks[u] = vs[u] = make_uint2(0, 0);
-      if (page[u] >= 0) {
-        ks[u] = load_scales4(p.k_scale + kv * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]));
-        vs[u] = load_scales4(p.v_scale + kv * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]));
+    for (int h = 0; h < H; ++h)
+#pragma unroll
+      for (int u = 0; u < N; ++u) {
+        ks[h][u] = vs[h][u] = make_uint2(0, 0);
+        if (page[u] >= 0 && kv + h < end_kv) {
+          ks[h][u] = load_scales4(p.k_scale + (kv + h) * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]));
+          vs[h][u] = load_scales4(p.v_scale + (kv + h) * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]));
+        }
       }
-    }
 #pragma unroll
-    for (int u = 0; u < N; ++u) {
-      const int entry = i + u * step;
-      if (entry >= end) continue;
-      unsigned char* const record = records + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes;
-      const int position = entry & 63, row = v_row(position);
-      int word = page[u] >= 0 ? mask[u] : 0;
-      if (any_not_finite(ks[u]) || any_not_finite(vs[u])) word |= kBadCell, ks[u] = vs[u] = make_uint2(0, 0);
-      const uint32_t top2 = __vmaxu2(vs[u].x & 0x7fff7fffu, vs[u].y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
-      const float f = half_to_float(static_cast<uint16_t>(top));
-      const int level = top == 0 ? kNoLevel : ((__float_as_int(f) + 0x7fffff) >> 23) - 127;
-      reinterpret_cast<uint32_t*>(record)[position] = static_cast<uint32_t>(offset(p.k_stride, at[u]) >> 4);
-      reinterpret_cast<uint2*>(record + tile::kKScales)[position] = ks[u];
-      reinterpret_cast<int*>(record + tile::kLevels)[position] = level * 256 + word;
-      reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[row] = static_cast<uint32_t>(offset(p.v_stride, at[u]) >> 4);
-      uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + position;
-      v[0] = static_cast<uint16_t>(vs[u].x), v[64] = static_cast<uint16_t>(vs[u].x >> 16);
-      v[128] = static_cast<uint16_t>(vs[u].y), v[192] = static_cast<uint16_t>(vs[u].y >> 16);
-    }
+    for (int h = 0; h < H; ++h)
+#pragma unroll
+      for (int u = 0; u < N; ++u) {
+        const int entry = i + u * step;
+        if (entry >= end || kv + h >= end_kv) continue;
+        write_cell(p, records + h * apart + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes, entry & 63, at[u], page[u] >= 0 ? mask[u] : 0, ks[h][u], vs[h][u]);
+      }
   }
 }
 
@@ -94,11 +102,10 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
   __shared__ int warp_sum[16], surplus;
-  constexpr int kThreads = tile::kUnionThreads;
-  unsigned char* const bytes = reinterpret_cast<unsigned char*>(seen);
+  constexpr int kThreads = tile::kUnionThreads, kQueries = tile::kQueries;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
-  const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * tile::kQueries;
+  const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * kQueries;
   const int chunks = (p.seq[0].kv_len + 15) >> 4;
   if (tid == 0) {
     surplus = 0;
@@ -107,31 +114,43 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   for (int i = tid; i < chunks; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
   int extra = 0;  // entries less bits
-#pragma unroll 1
-  for (int r = 0; r < tile::kQueries && first_query + r < p.n_q; ++r) {
-    const int index = first_query + r;
-    const Span span(p, index);
-    const int32_t* ids = p.ids + index * p.ids_stride + kv * p.ids_head_stride;
-    const int width = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
-    const int count = span.last < span.first ? 0 : max(0, min(width, p.cap)) << p.granularity_log2;
-    const int last_id = span.last >> p.granularity_log2;
-    auto mark = [&](int e, int raw) {
-      if (static_cast<uint32_t>(raw) > static_cast<uint32_t>(last_id)) return;
-      const int cell = (raw << p.granularity_log2) + (e & ((1 << p.granularity_log2) - 1));
-      if (cell < span.first || cell > span.last) return;
-      ++extra;
-      bytes[cell] |= static_cast<unsigned char>(1 << r);
-    };
-    constexpr int U = 5;
-    for (int e = tid; e < count; e += U * kThreads) {
-      int raw[U];
+  int count[kQueries], most = 0;
 #pragma unroll
-      for (int u = 0; u < U; ++u) raw[u] = e + u * kThreads < count ? __ldg(ids + ((e + u * kThreads) >> p.granularity_log2)) : -1;
-#pragma unroll
-      for (int u = 0; u < U; ++u) mark(e + u * kThreads, raw[u]);
-    }
-    __syncthreads();
+  for (int r = 0; r < kQueries; ++r) {
+    const int index = min(first_query + r, p.n_q - 1);
+    count[r] = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
   }
+#pragma unroll
+  for (int r = 0; r < kQueries; ++r) {
+    const Span span(p, first_query + r);
+    count[r] = first_query + r >= p.n_q || span.last < span.first ? 0 : max(0, min(count[r], p.cap)) << p.granularity_log2;
+    most = max(most, count[r]);
+  }
+  constexpr int U = 2;
+#pragma unroll 1
+  for (int e = tid; e < most; e += U * kThreads) {
+    int raw[U][kQueries];
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+#pragma unroll
+      for (int r = 0; r < kQueries; ++r) {
+        const int at = e + u * kThreads;
+        raw[u][r] = at < count[r] ? __ldg(p.ids + (first_query + r) * p.ids_stride + kv * p.ids_head_stride + (at >> p.granularity_log2)) : -1;
+      }
+#pragma unroll
+    for (int r = 0; r < kQueries; ++r) {
+      const Span span(p, first_query + r);
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        if (static_cast<uint32_t>(raw[u][r]) > static_cast<uint32_t>(span.last >> p.granularity_log2)) continue;
+        const int cell = (raw[u][r] << p.granularity_log2) + (e + u * kThreads & (1 << p.granularity_log2) - 1);
+        if (cell < span.first || cell > span.last) continue;
+        ++extra;
+        atomicOr(reinterpret_cast<uint32_t*>(seen) + (cell >> 2), 1u << (cell & 3) * 8 + r);
+      }
+    }
+  }
+  __syncthreads();
   int mine = 0;
   auto present = [](uint32_t x) { return x + 0x0f0f0f0fu & 0x10101010u; };
   for (int i = tid; i < chunks; i += kThreads) {
