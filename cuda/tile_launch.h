@@ -36,6 +36,7 @@ constexpr int kCodeBytes = 64 * 256, kWordBytes = kRows * 64 * 4, kStageBytes = 
 constexpr int kDigitBytes = 3 * kRows * 256;
 constexpr uint32_t kSharedBytes = kDigitBytes + kStages * kStageBytes + 8192;
 constexpr int64_t kMostCells = 196608;     // of a context with ids: a byte each in shared memory
+constexpr int64_t kMostEntries = 65536;    // that a query sees: 32-bit sums of 255 * 128 hold 65,793 terms
 constexpr int64_t kMostDense = 16384;      // of a context without ids: the scores of all blocks stay below half a gigabyte
 constexpr int64_t kPlaceLimit = int64_t{1} << 36;
 
@@ -43,6 +44,7 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 
 // Does it serve the problem? head_dim 256 is known. pool_bytes: what the larger of k and v spans.
 inline bool serves(const Params& p, int64_t pool_bytes) {
+  if (p.seq[0].kv_len > kMostEntries && int64_t{p.cap} << p.granularity_log2 > kMostEntries) return false;
   return p.group == 64 && p.heads_per_kv == kHeads && p.n_seq == 1 && p.pages > 0 && p.seq[0].kv_len > 0 && pool_bytes <= kPlaceLimit &&
          p.seq[0].kv_len <= (p.ids ? kMostCells : kMostDense);
 }

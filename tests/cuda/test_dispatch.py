@@ -194,6 +194,11 @@ def test_which_form_serves(driver):
     assert "strata_exact_tile_d256_g64" in [x[0] for x in launched(fake, *long, ids=FakeArray((3, 40), np.int32))[0]]
     two = birth(page_table=FakeArray((2, 3), np.int32))
     assert "strata_exact_rows_d256_g64" in [x[0] for x in launched(fake, *two, cu_seqlens_q=[0, 1, 3])[0]]
+    # A list of more entries than 32-bit sums hold, in a context that has as many cells.
+    longer = birth(page_table=FakeArray((17000,), np.int32))  # 68,000 cells
+    for cap, symbol in ((65536, "strata_exact_tile_d256_g64"), (65537, "strata_exact_rows_d256_g64")):
+        assert symbol in [x[0] for x in launched(fake, *longer, ids=FakeArray((3, cap), np.int32))[0]]
+    assert "strata_exact_tile_d256_g64" in [x[0] for x in launched(fake, *long, ids=FakeArray((3, 65537), np.int32))[0]]
 
 
 def test_the_plain_form_stands_in_for_tiles_of_rows_that_the_driver_refuses(driver):

@@ -120,6 +120,26 @@ def test_random_geometries(seed):
     assert same_bytes(out.read(), want)
 
 
+@pytest.mark.parametrize("width", [65536, 70000])
+def test_sums_beyond_32_bits(width):
+    """Equal scores and one code in every cell: a byte of the weights times the code, over the list, is about 2^31."""
+    cells, page_size = 70000, 1000
+    shape = (cells // page_size, 1, page_size)
+    k, v = np.zeros((*shape, 256), np.int8), np.full((*shape, 256), -128, np.int8)
+    scales = np.full((*shape, 4), 2047 / 2048, np.float16)
+    kv = strata_pa.PagedKV(k, v, scales, scales, np.arange(cells // page_size, dtype=np.int32))
+    q = np.zeros((2, 12, 256), np.float32)
+    ids = np.stack([np.random.default_rng(i).permutation(cells)[:width] for i in range(2)]).astype(np.int32)
+    options = {"kv_len": cells, "causal": False, "ids": ids}
+    want = strata_pa.prompt_attention(q, kv, kernel="exact", **options)
+    assert np.abs(want + 127.9375).max() < 1e-4
+    there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
+    size = strata_pa.plan(there, kv_there, kernel="exact", **options_there).workspace_bytes
+    out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
+    strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
+    assert same_bytes(out.read(), want)
+
+
 def test_capture():
     torch = pytest.importorskip("torch")
     placed = Placed("select2100")
