@@ -1,9 +1,9 @@
 """Writes the record of the matrix: every cell as built, audited, and run on what, or not run.
 
-    python ci/matrix_record.py --wheels REPORT ... [--gpu REPORT ...] --record FILE
+    python ci/matrix_record.py --wheels REPORT ... [--gpu RECORD ...] --record FILE
 
-REPORTs are what ci/wheels and ci/wheel_on_gpu.py wrote. The images are those of the installed package (needs cuobjdump), which has to
-be one of the wheels. ci/make_docs.py makes the table in docs/building.md from the newest record.
+REPORTs are what ci/wheels wrote, RECORDs what ci/gpu wrote. The images are those of the installed package (needs cuobjdump), which is one of the
+wheels. ci/make_docs.py makes the table in docs/building.md from the newest record.
 """
 
 import argparse
@@ -55,14 +55,16 @@ def kernels(
     return cells
 
 
-def ran_on(reports: Iterable[dict]) -> dict[str, dict[str, str]]:
-    """architecture -> {kernel: device} of the kernels whose checks all passed."""
+def ran_on(records: Iterable[dict]) -> dict[str, dict[str, str]]:
+    """architecture -> {kernel: device} of the kernels that passed selftest, where the tests on the GPU passed as well."""
     ran: dict[str, dict[str, str]] = {}
-    for report in reports:
-        arch = report["card"]["compute_cap"].replace(".", "")
-        for name, status in report["kernels"].items():
-            if status == "ok":
-                ran.setdefault(arch, {})[name] = report["card"]["name"]
+    for record in records:
+        card, steps = record["card"], record["steps"]
+        if not steps.get("test", {}).get("ok"):
+            continue
+        for name, status, _ in steps["selftest"]["checks"]:
+            if status == "ok" and name.startswith("cuda:0 "):
+                ran.setdefault(card["compute_cap"].replace(".", ""), {})[name.removeprefix("cuda:0 ")] = card["name"]
     return ran
 
 
@@ -86,7 +88,7 @@ def main() -> int:
         **_record.header(["python", "ci/matrix_record.py", *(re.sub(r".*/", "", x) for x in sys.argv[1:])]),
         "wheels": wheels(limits, [json.loads(path.read_text()) for path in asked.wheels]),
         "kernels": kernels(codes, wrong, want, ran_on(gpu)),
-        "gpu": gpu,
+        "gpu": [path.name for path in asked.gpu],
         "problems": wrong,
     }
     asked.record.write_text(json.dumps(record, indent=1) + "\n")

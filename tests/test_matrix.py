@@ -197,7 +197,10 @@ def test_cells_of_the_record():
     record, images = (importlib.import_module(name) for name in ("matrix_record", "audit_images"))
     want = images.Expected(least={"strata_fp32_d64_r4": 75, "strata_fp32_d128_r4": 75, "strata_v2_d256_g64": 80}, shared={}, archs=(75, 90))
     sound = [images.Code(s, a, "", 1, 0, 0, 0, 0) for s in want.least for a in want.archs if want.has(s, a)]
-    gpu = {"card": {"name": "A card", "compute_cap": "9.0"}, "kernels": {"fp32": "ok", "v2": "failed"}}
+    checks = [["cuda:0 fp32", "ok", ""], ["cuda:0 v2", "failed", ""], ["cpu v2", "ok", ""]]
+    steps = {"selftest": {"checks": checks}, "test": {"ok": True}}
+    gpu = {"card": {"name": "A card", "compute_cap": "9.0"}, "steps": steps}
+    assert record.ran_on([gpu | {"steps": steps | {"test": {"ok": False}}}]) == {}
     cells = record.kernels(sound, ["strata_v2_d256_g64 sm_90: 8 bytes of stack"], want, record.ran_on([gpu]))
     assert cells == {
         "fp32 sm_75": {"built": True, "audited": True, "run": "not run"},
