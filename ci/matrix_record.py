@@ -2,8 +2,8 @@
 
     python ci/matrix_record.py --wheels REPORT ... [--gpu RECORD ...] --record FILE
 
-REPORTs are what ci/wheels wrote, RECORDs what ci/gpu wrote. The images are those of the installed package (needs cuobjdump), which is one of the
-wheels. ci/make_docs.py makes the table in docs/building.md from the newest record.
+REPORTs are what ci/wheels wrote, RECORDs what ci/gpu wrote. The images are those of the installed package (needs cuobjdump), one of the wheels.
+ci/make_docs.py makes the table in docs/building.md from the newest record.
 """
 
 import argparse
