@@ -34,7 +34,8 @@ class Failed(Exception):
 
 
 def run(*command: object, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("STRATA_", "PYTHON"))} | variables
+    # OPENBLAS_CORETYPE would force instructions on NumPy that an emulated CPU has not.
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("STRATA_", "PYTHON", "OPENBLAS_"))} | variables
     return subprocess.run([str(c) for c in command], cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
