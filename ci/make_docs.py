@@ -1,4 +1,4 @@
-"""Writes the tables of README.md from the installed package and ci/matrix.toml, those of docs/ from the records.
+"""Writes the tables of README.md from the installed package and ci/matrix.toml, those of docs/ and the plots from the records.
 
 python ci/make_docs.py            rewrites the generated regions
 python ci/make_docs.py --check    exit status 1 if one is out of date
@@ -98,7 +98,8 @@ def documents() -> dict[Path, dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="rewrite nothing; exit status 1 if a region is out of date")
-    return report.update(documents(), parser.parse_args().check)
+    check = parser.parse_args().check
+    return report.update(documents(), check) | report.update_plots(check)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ static void path_run(Kernel kernel, const Job& job, const Tile& tile, char* scra
 // additions. `bytes` [8 L]: operands that the compiler does not know, and where the sums go.
 template <class S>
 static int64_t path_peak(int64_t rounds, char* bytes) {
-  constexpr int kSums = 12, kDots = 8 * kSums;  // sums that do not wait for each other: they hide the latency and fit 16 registers
+  constexpr int kSums = S::L == 16 ? 16 : 12, kDots = 8 * kSums;  // sums that do not wait for each other: they hide the latency and fit the registers
   typename S::I x[kSums], u = S::loadi(bytes), s = S::loadi(bytes + 4 * S::L);
   for (int j = 0; j < kSums; ++j) x[j] = S::iset(j);
   for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 96
+#pragma GCC unroll 128
     for (int j = 0; j < kDots; ++j) x[j % kSums] = S::dot(x[j % kSums], u, s);
   }
   for (const typename S::I& sum : x) S::storei(bytes, S::iadd(S::loadi(bytes), sum));

@@ -36,7 +36,7 @@ GROWTH_PEERS = ("FP32 memory-efficient", "FP16 flash", "FP16 cuDNN", "compiled g
 SLOW_PEERS = ("compiled gather + dequantize, FP32",)  # not measured unless named: the compiler takes longer than all the rest
 
 PEAK_SHAPE = Shape(4096, 256, 0)
-SECONDS, LEAST_REPS = 0.25, 5  # of one kind of timing of one kernel; a slow one is repeated a few times only
+SECONDS, LEAST_REPS = 0.15, 5  # of one kind of timing of one kernel; a slow one is repeated a few times only
 REFERENCE_CELLS = 1 << 18  # that float64 attention sees, over all sampled queries
 
 

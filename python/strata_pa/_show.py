@@ -103,6 +103,7 @@ def panels(results: Sequence[Any]) -> list[str]:
 def plot(results: Sequence[Any], path: Path, title: str, wanted: Sequence[str] | None = None, **options: Any) -> None:
     """Draws these of the panels, by default all; `options` go to matplotlib's savefig."""
     pyplot, lines, ticker = load_matplotlib()
+    pyplot.rcParams["svg.fonttype"] = "none"  # text stays text
     names = panels(results) if wanted is None else wanted
     figure, axes = pyplot.subplots(len(names), 1, figsize=(8, 5 * len(names)), layout="constrained", squeeze=False)
     for name, one in zip(names, axes[:, 0], strict=True):
