@@ -58,8 +58,12 @@ def table(headings: list[str], rows: list[list[str]], numbers: set[str] = frozen
 
 
 def records(kind: str) -> list[tuple[Path, dict]]:
-    """The newest record of this kind for each machine, newest first."""
+    """The newest record of this kind for each machine, newest first; one of `ci/gpu` may have a bench in it."""
     found = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in RECORDS.glob(f"{kind}_*.json")]
+    if kind == "bench":
+        found += [
+            (path, record) for path in RECORDS.glob("gpu_*.json") if "results" in bench_parts(record := json.loads(path.read_text()))[0]
+        ]
     newest: dict[tuple, tuple[Path, dict]] = {}
     for path, record in sorted(found, key=lambda entry: entry[1]["date"]):
         machine = bench_parts(record)[0]["machine"]
@@ -75,8 +79,9 @@ def devices_of(record: dict) -> tuple[str, ...]:
 def source(path: Path, record: dict) -> str:
     machine, versions = record["machine"], record["versions"]
     used = ", ".join(f"{name} {version}" for name, version in versions.items())
+    scheduled = ", at real-time priority before other work of the machine" if machine.get("scheduling") == "real-time" else ""
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['isa']} path; {used}; {record['date'][:10]}.\n"
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['isa']} path{scheduled}; {used}; {record['date'][:10]}.\n"
         f"Record: [{path.name}](../bench/records/{path.name}), written by `{record['command']}`."
     )
 
@@ -93,7 +98,7 @@ def error(x: float | None) -> str:
 def bench_parts(record: dict) -> tuple[dict, dict]:
     """The record of `strata-pa bench`, and what else its run checked: `ci/gpu` has both in its steps."""
     steps = record.get("steps")
-    return (steps["bench"], steps) if steps else (record, {})
+    return (record, {}) if steps is None else (steps.get("bench", {}), steps)
 
 
 GROWING = {"context": "context", "width": "widest", "queries": "queries"}  # a growing set of `bench` and what grows
@@ -150,9 +155,11 @@ def bench_region() -> str:
             card = states["before"] or {}
             clocks = ", ".join(f"{state['clocks.sm']} {when}" for when, state in states.items() if state)
             parts.append(f"{device}: {card.get('name')}, driver {card.get('driver_version')}; clock of the processors: {clocks}.")
-        if "golden" in steps:
-            counts = ", ".join(f"{n} {word}" for word, n in steps["golden"]["digests"].items())
-            parts.append(f"In the same run, the tests of the checked-in digests: {counts}.")
+        if tests := steps.get("golden") or steps.get("test"):
+            counts = "; ".join(", ".join(f"{n} {word}" for word, n in some.items()) for some in tests.values() if isinstance(some, dict))
+            parts.append(
+                f"In the same run, {'tests' if 'golden' in steps else 'GPU tests, among them those'} of the checked-in digests: {counts}."
+            )
         single = [r for r in results if r["set"] not in GROWING]
         parts.append(bench_table(single))
         parts.append(f"![error against time](plots/{path.stem}_error.svg)")

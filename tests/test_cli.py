@@ -413,6 +413,15 @@ def test_choice_of_peers():
     assert _bench.kernels_for("width", target, True) == _bench.kernels_for("main", target, False) == target.kernels
 
 
+def test_bench_with_a_limit(capsys, monkeypatch, no_torch):
+    clock = iter(range(0, 10_000, 2))
+    monkeypatch.setattr(cli.time, "perf_counter", lambda: float(next(clock)))
+    assert cli.main([*BENCH, "--shapes", "20/20,30/30", "--kernels", "exact", "--seconds", "3", "--json", "-"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [r["case"] for r in record["results"]] == ["20/20 dense"]
+    assert record["refused"] == [{"case": "30/30 dense", "kernel": "all kernels", "reason": "not begun: 3 seconds were over"}]
+
+
 def test_bench_of_a_broken_bound(capsys, monkeypatch, no_torch):
     monkeypatch.setitem(_parity.BOUNDS, "imma", 1e-12)
     status, stderr = failure(capsys, *BENCH, "--shapes", "40/40")
@@ -476,6 +485,11 @@ def test_no_peak_without_the_instruction():
     assert _bench.dot_peak("scalar", 1) is None
     with pytest.raises(strata_pa.UnsupportedDevice, match="no instruction-set path 'abacus'"):
         _bench.dot_peak("abacus", 1)
+
+
+def test_what_is_promised_on_long_rows():
+    assert _bench.bound_of("imma", 2051) == _bench.bound_of("exact", 2052) == 1e-6
+    assert _bench.bound_of("imma", 2052) is None
 
 
 def test_times():

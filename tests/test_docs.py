@@ -124,7 +124,7 @@ def bench_record(tmp_path, monkeypatch):
 def test_a_bench_record_makes_tables(bench_record):
     region = report.bench_region()
     assert "cuda:0: Card, driver 1.2; clock of the processors: 1980 MHz before." in region
-    assert "checked-in digests: 7 passed." in region
+    assert "In the same run, tests of the checked-in digests: 7 passed." in region
     assert "| 8/4 selected | `exact` | 1.2e-7 | 2.00 | 1.90 - 2.25 | 2.50 |  | 150 | `01234567` |" in region
     assert "| 8/4 selected | FP16 flash | NaN |" in region
     assert "| queries | `exact` |\n| --- | ---: |\n| 1 | 123 |\n| 16 | 3.00 |" in region

@@ -40,7 +40,14 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "system": platform.platform(),
         "devices": [device["device"] for device in devices],
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "scheduling": "real-time" if _real_time() else "normal",
     }
+
+
+def _real_time() -> bool:
+    """This process goes before all normal ones (`chrt -f`), so what else a machine does is not in its times."""
+    return hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
 
 
 def versions() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -86,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         help="times of kernels and of PyTorch beside them over a grid of shapes, errors beside the times",
         description="Times every kernel of the device, and PyTorch's attention where that is installed, with the error against float64\n"
-        "of what was timed. Exit status 1: a kernel's error is more than `parity` allows.",
+        "of what was timed. Exit status 1: an error is more than `parity` allows\n"
+        "(on rows longer than 2051 cells: that of `exact`).",
         epilog=_SHAPES_FORMAT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -101,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--json", metavar="FILE", help="write a record; - for the standard output, in place of the table")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw error against time, and the growing sets (needs matplotlib)")
+    bench.add_argument("--seconds", type=_positive, metavar="N", help="begin no further shape after that time; default: no limit")
     bench.add_argument("--reps", type=_positive, default=11, metavar="N", help="timed calls of each, at most; default: 11")
     bench.add_argument("--sample", type=_positive, default=32, metavar="N", help="queries to compare with float64, at most; default: 32")
     bench.add_argument("--threads", type=_positive, metavar="N", help="CPU threads; default: as `info` says")
@@ -280,6 +283,7 @@ def _run_bench(asked: argparse.Namespace) -> int:
 
     if complaint := _bad_outputs(asked):
         return _complain(complaint, EXIT_USAGE)
+    began = time.perf_counter()
     torch = _peers.load_torch()
     results: list[_bench.Result] = []
     refused: list[_parity.Refused] = []
@@ -303,6 +307,9 @@ def _run_bench(asked: argparse.Namespace) -> int:
             ]
             with _show.progress(_bench.steps((len(own) + len(peers) for _, _, own, peers in work), asked.reps, on_cpu)) as step:
                 for set_name, shape, own, peers in work:
+                    if asked.seconds and time.perf_counter() - began > asked.seconds:
+                        refused.append(_parity.Refused(shape.name, "all kernels", f"not begun: {asked.seconds} seconds were over"))
+                        continue
                     found, no = _bench.measure(
                         set_name,
                         _cases.make_case(shape, asked.seed),
