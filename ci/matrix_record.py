@@ -2,7 +2,7 @@
 
     python ci/matrix_record.py --wheels REPORT ... [--gpu RECORD ...] --record FILE
 
-REPORTs are what ci/wheels wrote, RECORDs what ci/gpu wrote. The images are those of the installed package, one of the wheels (needs cuobjdump).
+REPORTs are what ci/wheels wrote, RECORDs what ci/gpu wrote. The images are the installed package's, one of the wheels (needs cuobjdump).
 ci/make_docs.py makes the table in docs/building.md from the newest record.
 """
 
