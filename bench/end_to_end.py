@@ -189,14 +189,15 @@ def kl(reference, other):
 
 
 def compared(reference, logits, seconds):
-    """One run against the fp32 run: all in float64."""
+    """One run against the fp32 run: all in float64. Steps after the first other token have read another text, and do not count."""
     top = logits.topk(2, dim=-1)
-    wanted = reference.argmax(-1)
-    divergence = kl(reference, logits)
+    equal = (top.indices[:, 0] == reference.argmax(-1)).int().cumprod(0)
+    same_text = int(equal.sum()) + 1
+    divergence = kl(reference, logits)[:same_text]
     return {
         "kl_first": float(divergence[0]),
         "kl_most": float(divergence.max()),
-        "tokens_equal": int((top.indices[:, 0] == wanted).sum()),
+        "tokens_equal": int(equal.sum()),  # before the first other one
         "least_margin": float((top.values[:, 0] - top.values[:, 1]).min()),
         "largest_logit_difference_first": float((logits[0] - reference[0]).abs().max()),
         "logits_sha256": digest(logits[0]),
@@ -256,6 +257,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--prompts", type=lambda s: [int(x) for x in s.split(",")], default=list(PROMPTS), metavar="600,2048")
+    parser.add_argument("--runs", type=lambda s: s.split(","), metavar="imma,exact", help="these only, and fp32")
     parser.add_argument("--gguf", type=Path, metavar="FILE")
     parser.add_argument("--text", type=Path, nargs="+", default=list(TEXTS), metavar="FILE")
     parser.add_argument("--other", type=Path, metavar="PATH", help="a folder with another build of the package")
@@ -271,6 +273,7 @@ def main():
         return 0
 
     made, refused = ways(asked.device)
+    made = {name: way for name, way in made.items() if not asked.runs or name in ("fp32", *asked.runs)}
     for name, reason in refused.items():
         print(f"{name}: {reason}")
     first, second = ([default_digests(model, p) for p in prompts] for _ in range(2))

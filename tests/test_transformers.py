@@ -61,8 +61,8 @@ class Checked(Int8Layer):
             k, v = (x.double().transpose(0, 1) for x in self.cells.dequantized(sequence))
             rows = q[first:end].double().transpose(0, 1)
             k, v = (x.repeat_interleave(len(rows) // len(k), 0) for x in (k, v))
-            cell = torch.arange(k.shape[1])
-            pos = k.shape[1] - (end - first) + torch.arange(end - first)[:, None]
+            cell = torch.arange(k.shape[1], device=k.device)
+            pos = k.shape[1] - (end - first) + torch.arange(end - first, device=k.device)[:, None]
             seen = (cell <= pos) & ((cell >= pos - window_left) if window_left >= 0 else True)
             scores = torch.where(seen, rows @ k.transpose(1, 2) * (scale or rows.shape[-1] ** -0.5), -torch.inf)
             want = (scores.softmax(-1) @ v).transpose(0, 1)
