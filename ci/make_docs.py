@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import accuracy
 import matrix
 import report
 
@@ -92,7 +93,7 @@ def documents() -> dict[Path, dict[str, str]]:
     """Every page with generated regions."""
     readme = {"support": support_region(), "platforms": platforms_region(), "environment": environment_region()}
     building = {"matrix": matrix_region()}
-    return {report.ROOT / "README.md": readme, report.ROOT / "docs" / "building.md": building, **report.documents()}
+    return {report.ROOT / "README.md": readme, report.ROOT / "docs" / "building.md": building, **accuracy.documents(), **report.documents()}
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "ci" / "make_docs.py").exists():
     pytest.skip("needs the whole checkout", allow_module_level=True)
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "ci")]
-make_docs, report = (importlib.import_module(name) for name in ("make_docs", "report"))
+accuracy, make_docs, report = (importlib.import_module(name) for name in ("accuracy", "make_docs", "report"))
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDS = sorted(path for kind in report.KINDS for path in report.RECORDS.glob(f"{kind}_*.json"))
@@ -45,6 +45,26 @@ def test_records_say_where_they_come_from(path):
     assert path.stem.endswith(f"_{record['date'][:10]}")
     for r in record["results"]:
         assert {"kernel", "device", "context", "queries", "max_rel_err", "median_ms", "sha256"} <= set(r)
+
+
+@pytest.mark.parametrize("path", sorted(report.RECORDS.glob("e2e_*.json")), ids=lambda path: path.name)
+def test_records_of_a_model_are_sound(path):
+    """bench/end_to_end.py: where it comes from, what it asks of a fixed cache, and the default equal to itself."""
+    record = json.loads(path.read_text())
+    assert {"strata_pa", "torch", "transformers"} <= set(record["versions"])
+    assert record["model"]["sha256"]
+    assert path.stem.endswith(f"_{record['date'][:10]}")
+    assert record["default"]["same_again"]
+    assert record["default"].get("same_in_other_build", True)
+    fixed = {(r["prompt"], r["run"]): r for r in record["results"] if r["mode"] == "fixed"}
+    for (prompt, run), r in fixed.items():
+        if run in ("fp32", "imma", "exact"):
+            assert (r["kl_first"] <= 1e-10, r["tokens_equal"]) == (True, record["steps"]), (prompt, run)
+    assert {r["mode"] for r in record["results"]} == {"fixed", "own"}
+
+
+def test_the_figure_is_that_of_the_records():
+    assert accuracy.mark() in accuracy.FIGURE.read_text(), "run `python bench/accuracy.py`"
 
 
 def test_regions():
