@@ -16,14 +16,14 @@ MODES = {"fixed": "Fixed cache", "own": "Own cache"}
 
 
 def records() -> list[tuple[Path, dict]]:
-    """The newest for each device, CPU first."""
-    newest: dict[str, tuple[Path, dict]] = {}
+    """The newest for each device and choice of prompts, CPU and short prompts first."""
+    newest: dict[tuple, tuple[Path, dict]] = {}
     for path in sorted(report.RECORDS.glob("e2e_*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        where = record["machine"]["card"] or "CPU"
-        if where not in newest or newest[where][1]["date"] <= record["date"]:
-            newest[where] = (path, record)
-    return [newest[where] for where in sorted(newest, key=lambda name: (name != "CPU", name))]
+        key = record["machine"]["card"] or "", *sorted({r["prompt"] for r in record["results"]})
+        if key not in newest or newest[key][1]["date"] <= record["date"]:
+            newest[key] = (path, record)
+    return [newest[key] for key in sorted(newest)]
 
 
 def where(record: dict) -> str:
@@ -38,14 +38,16 @@ def source(path: Path, record: dict) -> str:
 
 def default_sentence(record: dict) -> str:
     default = record["default"]
-    kernels = sorted({run["kernel"] for run in default["runs"]})
-    text = (
-        f"With nothing switched on `{', '.join(kernels)}` runs, and two runs gave {'the same' if default['same_again'] else 'OTHER'} bytes"
-    )
+    said = []
+    if default["same_again"] is not None:
+        kernels = sorted({run["kernel"] for run in default["runs"]})
+        same = "the same" if default["same_again"] else "OTHER"
+        said.append(f"With nothing switched on `{', '.join(kernels)}` runs, and two runs gave {same} bytes.")
     if "same_in_other_build" in default:
-        text += f"; a build without `imma` and `exact` gave {'the same' if default['same_in_other_build'] else 'OTHER'} bytes too"
+        same = "the same" if default["same_in_other_build"] else "OTHER"
+        said.append(f"A build without `imma` and `exact` gave {same} bytes.")
     refused = "; ".join(f"`{name}`: {reason}" for name, reason in record["refused"].items())
-    return f"{text}. Not run as they are: {refused}."
+    return " ".join([*said, f"Refused: {refused}."])
 
 
 def mode_table(record: dict, mode: str) -> str:
@@ -70,6 +72,8 @@ def tables() -> str:
     for path, record in records():
         parts += [f"### {where(record)}", source(path, record), default_sentence(record)]
         for mode, title in MODES.items():
+            if mode not in {r["mode"] for r in record["results"]}:
+                continue
             parts += [f"**{title}**", mode_table(record, mode)]
     return "\n\n".join(parts) or "No record yet."
 

@@ -41,6 +41,7 @@ RECORDS = Path(__file__).with_name("records")
 TEXTS = tuple(Path("/usr/share/common-licenses") / name for name in ("GPL-3", "GFDL-1.3"))
 PROMPTS = (600, 2048, 8160)  # with the continuation at most 8192, the model's context
 STEPS = 32
+MODES = ("fixed", "own")
 KERNELS = ("fp32", "imma", "exact")
 PADDED_DIM, PADDED_HEADS = 256, 12  # what v2 serves
 HALVES = {"sdpa fp32": torch.float32, "sdpa fp16": torch.float16, "sdpa bf16": torch.bfloat16}
@@ -210,17 +211,21 @@ def digest(logits):
     return hashlib.sha256(logits.numpy().tobytes()).hexdigest()
 
 
-def measure(model, tokens, made, steps=STEPS):
-    """The rows of one prompt: each way in both modes."""
+def measure(model, tokens, made, modes=MODES, steps=STEPS):
+    """The rows of one prompt: each way in each mode."""
     fp32 = made["fp32"]
     source = layers_of(model, OwnCells, fp32)
     reference, seconds = run(model, tokens, source, steps)
     given = reference.argmax(-1).tolist()
     rows = []
     for name, way in made.items():
-        fixed = run(model, tokens, [FixedCells(way, layer) for layer in source], steps, given)
-        own = (reference, seconds) if name == "fp32" else run(model, tokens, layers_of(model, OwnCells, way), steps)
-        for mode, (logits, taken) in (("fixed", fixed), ("own", own)):
+        for mode in modes:
+            if mode == "fixed":
+                logits, taken = run(model, tokens, [FixedCells(way, layer) for layer in source], steps, given)
+            elif name == "fp32":
+                logits, taken = reference, seconds
+            else:
+                logits, taken = run(model, tokens, layers_of(model, OwnCells, way), steps)
             rows.append({"prompt": len(tokens), "mode": mode, "run": name, **compared(reference, logits, taken)})
             print_row(rows[-1])
     return rows, given
@@ -258,6 +263,8 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--prompts", type=lambda s: [int(x) for x in s.split(",")], default=list(PROMPTS), metavar="600,2048")
     parser.add_argument("--runs", type=lambda s: s.split(","), metavar="imma,exact", help="these only, and fp32")
+    parser.add_argument("--modes", type=lambda s: s.split(","), default=list(MODES), metavar="fixed,own")
+    parser.add_argument("--default-runs", type=int, default=2, metavar="N", help="of the default, to compare; 0: none (default: 2)")
     parser.add_argument("--gguf", type=Path, metavar="FILE")
     parser.add_argument("--text", type=Path, nargs="+", default=list(TEXTS), metavar="FILE")
     parser.add_argument("--other", type=Path, metavar="PATH", help="a folder with another build of the package")
@@ -276,15 +283,16 @@ def main():
     made = {name: way for name, way in made.items() if not asked.runs or name in ("fp32", *asked.runs)}
     for name, reason in refused.items():
         print(f"{name}: {reason}")
-    first, second = ([default_digests(model, p) for p in prompts] for _ in range(2))
-    default = {"runs": first, "same_again": first == second}
-    if asked.other:
+    again = [[default_digests(model, p) for p in prompts] for _ in range(asked.default_runs)]
+    first = again[0] if again else []
+    default = {"runs": first, "same_again": all(a == first for a in again) if len(again) > 1 else None}
+    if asked.other and first:
         other = default_elsewhere(asked.other, asked)
         default |= {"other_build": other["build"], "same_in_other_build": first == other["runs"]}
     print(default)
     rows, continuations = [], {}
     for tokens in prompts:
-        new, given = measure(model, tokens, made)
+        new, given = measure(model, tokens, made, asked.modes)
         rows += new
         continuations[len(tokens)] = tokenizer.decode(given)
     record = _record.header(["python", "bench/end_to_end.py", *(a for a in sys.argv[1:])])
@@ -305,7 +313,7 @@ def main():
     path = asked.record or RECORDS / f"e2e_{name}_{datetime.date.today().isoformat()}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)
-    sound = default["same_again"] and default.get("same_in_other_build", True)
+    sound = default["same_again"] is not False and default.get("same_in_other_build", True)
     return 0 if sound and all(good(row) for row in rows) else 1
 
 

@@ -33,7 +33,7 @@ MODELS = {
     ),
     "Gemma3, windows of 8": lambda: transformers.Gemma3ForCausalLM(
         transformers.Gemma3TextConfig(
-            **SIZES, **HEADS, sliding_window=8, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=64
+            **SIZES, **HEADS, sliding_window=8, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=40
         )
     ),
 }
