@@ -1,5 +1,5 @@
 // exact: order-free integer sums (docs/numerics.md, section 5), in its plain form: one query per block, the scores computed twice, first for the
-// anchors, then for the sums.
+// anchors, then for the sums. With kPart one of the two steps alone, to or from arrays.
 #pragma once
 #include "digits.cuh"
 
@@ -60,8 +60,8 @@ struct WeightBytes {
   }
 };
 
-template <int D, int G>
-__device__ __forceinline__ void exact_kernel(const Params& p) {
+template <int D, int G, bool kPart = false>
+__device__ __forceinline__ void exact_kernel(const Params& p, const ExactPart& part = {}) {
   using Block = ExactBlock<D, G>;
   constexpr int S = Block::S, kSteps = Block::kRowSteps, kOwn = Block::kOwn;
   extern __shared__ __align__(16) unsigned char raw_shared[];
@@ -73,47 +73,70 @@ __device__ __forceinline__ void exact_kernel(const Params& p) {
   float anchor[kSteps], base[kSteps];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) anchor[i] = kMinusInf, base[i] = kBFloor;
-  b.issue_k(begin);
-  b.load_scales(b.vs, b.from->v_scale, p.v_scale_stride, b.places[(begin & 32) + b.lane]);
-  for (int start = begin; start < count; start += 32) {
-    b.forget();
-    b.copy.template land<0>(b.k_tile(), b.lane);
-    b.store_scales(b.ks, b.k_scale);
-    b.store_scales(b.vs, b.v_scale);
-    b.template partial_scores<kBiasExact>();
-    __syncthreads();
-    b.forget();
-    b.issue_k(start + 32);
-    b.load_scales(b.vs, b.from->v_scale, p.v_scale_stride, b.places[(~start & 32) + b.lane]);
-    const uint32_t mask = b.masks[start >> 5 & 3];
-    b.each_row([&](int step, int row, bool, int run, const float (&s)[4]) {
-      bool finite = true;
+  // A thread's row in step i, and where the row lies in the arrays of partial state.
+  auto row_of = [&](int i) { return b.warp * 4 + i * (Block::kThreads / 8) + (b.lane >> 3); };
+  auto place_of = [&](int row) { return (static_cast<int64_t>(b.from->query.index) * p.n_kv + b.from->query.kv) * b.rows + row; };
+  const bool sums_only = kPart && part.L;
+  if (!sums_only) {
+    b.issue_k(begin);
+    b.load_scales(b.vs, b.from->v_scale, p.v_scale_stride, b.places[(begin & 32) + b.lane]);
+    for (int start = begin; start < count; start += 32) {
+      b.forget();
+      b.copy.template land<0>(b.k_tile(), b.lane);
+      b.store_scales(b.ks, b.k_scale);
+      b.store_scales(b.vs, b.v_scale);
+      b.template partial_scores<kBiasExact>();
+      __syncthreads();
+      b.forget();
+      b.issue_k(start + 32);
+      b.load_scales(b.vs, b.from->v_scale, p.v_scale_stride, b.places[(~start & 32) + b.lane]);
+      const uint32_t mask = b.masks[start >> 5 & 3];
+      b.each_row([&](int step, int row, bool, int run, const float (&s)[4]) {
+        bool finite = true;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float top = 0.0f;
+        for (int i = 0; i < 4; ++i) {
+          float top = 0.0f;
 #pragma unroll
-        for (int group = 0; group < Block::kGroups; ++group) top = fmaxf(top, fabsf(b.v_scale[group * S + 4 * run + i]));
-        if (mask >> (run + 8 * i) & 1) {
-          const float n = rintf(s[i]), higher = fmaxf(anchor[step], n);
-          finite &= is_finite(s[i]);
-          const float moved = __fadd_rn(base[step], __fsub_rn(anchor[step], higher));
-          base[step] = fmaxf(fmaxf(moved, kBFloor), __fadd_rn(__fsub_rn(n, higher), level(top)));
-          anchor[step] = higher;
+          for (int group = 0; group < Block::kGroups; ++group) top = fmaxf(top, fabsf(b.v_scale[group * S + 4 * run + i]));
+          if (mask >> (run + 8 * i) & 1) {
+            const float n = rintf(s[i]), higher = fmaxf(anchor[step], n);
+            finite &= is_finite(s[i]);
+            const float moved = __fadd_rn(base[step], __fsub_rn(anchor[step], higher));
+            base[step] = fmaxf(fmaxf(moved, kBFloor), __fadd_rn(__fsub_rn(n, higher), level(top)));
+            anchor[step] = higher;
+          }
         }
-      }
-      if (!finite) atomicOr(b.bad + row, 2);
-    });
-    b.feed(start);
-    __syncthreads();
-  }
-  b.copy.template land<0>(b.k_tile(), b.lane);
+        if (!finite) atomicOr(b.bad + row, 2);
+      });
+      b.feed(start);
+      __syncthreads();
+    }
+    b.copy.template land<0>(b.k_tile(), b.lane);
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    float higher = anchor[i];
-    for (int o = 1; o < 8; o <<= 1) higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, o));
-    base[i] = fmaxf(__fadd_rn(base[i], __fsub_rn(anchor[i], higher)), kBFloor);  // -inf - -inf is NaN: the floor
-    for (int o = 1; o < 8; o <<= 1) base[i] = fmaxf(base[i], __shfl_xor_sync(~0u, base[i], o));
-    anchor[i] = higher;
+    for (int i = 0; i < kSteps; ++i) {
+      float higher = anchor[i];
+      for (int o = 1; o < 8; o <<= 1) higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, o));
+      base[i] = fmaxf(__fadd_rn(base[i], __fsub_rn(anchor[i], higher)), kBFloor);  // -inf - -inf is NaN: the floor
+      for (int o = 1; o < 8; o <<= 1) base[i] = fmaxf(base[i], __shfl_xor_sync(~0u, base[i], o));
+      anchor[i] = higher;
+    }
+  }
+  if constexpr (kPart) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int row = row_of(i);
+      if (row >= b.rows) break;
+      const int64_t at = place_of(row);
+      if (sums_only) {
+        anchor[i] = part.A[at], base[i] = part.b[at];
+      } else if ((b.lane & 7) == 0) {
+        const int bad = b.bad[row];
+        const bool is_bad = bad && (anchor[i] != kMinusInf || bad & 2);
+        part.A[at] = is_bad ? __int_as_float(kNaNBits) : anchor[i];
+        part.b[at] = is_bad ? kBFloor : base[i];
+      }
+    }
+    if (!sums_only) return;
   }
 
   // The sums.
@@ -139,6 +162,10 @@ __device__ __forceinline__ void exact_kernel(const Params& p) {
     x = (x << 8) + plane[2][u][odd][c];
     x = (x << 8) + plane[1][u][odd][c];
     return (x << 8) + plane[0][u][odd][c];
+  };
+  auto hold = [&](int u, int odd, int c) {  // no joining earlier: it doubles the registers
+#pragma unroll
+    for (int d = 0; d < 4; ++d) asm volatile("" : "+r"(plane[d][u][odd][c]));
   };
   int64_t* const long_sums = reinterpret_cast<int64_t*>(b.rest) + b.tid;  // [32][threads], only if a list may be that long
   const bool is_long = p.max_entries > static_cast<int>(shared::kPlaneEntries);
@@ -200,9 +227,11 @@ __device__ __forceinline__ void exact_kernel(const Params& p) {
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    const int row = b.warp * 4 + i * (Block::kThreads / 8) + (b.lane >> 3);
+    const int row = row_of(i);
     for (int o = 1; o < 8; o <<= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], o);
-    if (row < b.rows && (b.lane & 7) == 0) {
+    if constexpr (kPart) {
+      if (row < b.rows && (b.lane & 7) == 0) part.L[place_of(row)] = sum[i];
+    } else if (row < b.rows && (b.lane & 7) == 0) {
       const int bad = b.bad[row];
       const bool seen = anchor[i] != kMinusInf || bad & 2;
       const float total = __ll2float_rn(sum[i]);
@@ -212,6 +241,22 @@ __device__ __forceinline__ void exact_kernel(const Params& p) {
       b.extra[row] = shift(1.0f, base[i]);
       if (p.lse) p.lse[b.from->query.index * p.lse_stride + b.from->query.kv * b.rows + row] = lse;
     }
+  }
+  if constexpr (kPart) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (b.g + 8 * r >= b.rows) break;
+      int64_t* const to = part.O + place_of(b.g + 8 * r) * D + b.warp * 64 + b.t * 4;
+#pragma unroll
+      for (int u = 0; u < 4; ++u)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int odd = i & 1, c = 2 * r + (i >> 1);
+          hold(u, odd, c);
+          to[u * 16 + i] = joined(u, odd, c) + (is_long ? long_sums[(u * 8 + odd * 4 + c) * Block::kThreads] : 0);
+        }
+    }
+    return;
   }
   __syncthreads();
   float out[4][2][4];
@@ -223,8 +268,7 @@ __device__ __forceinline__ void exact_kernel(const Params& p) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int odd = i & 1, c = 2 * r + (i >> 1);
-#pragma unroll
-        for (int d = 0; d < 4; ++d) asm volatile("" : "+r"(plane[d][u][odd][c]));  // no joining earlier: it doubles the registers
+        hold(u, odd, c);
         int64_t o = joined(u, odd, c);
         if (is_long) o += long_sums[(u * 8 + odd * 4 + c) * Block::kThreads];
         const float x = __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f);

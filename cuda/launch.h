@@ -63,6 +63,13 @@ struct Params {
   Sequence seq[kMaxSequences];
 };
 
+// The two partial steps of exact, strata_exact_part_d{D}_g{G} (exact_part_sm80.cu), with the grid, block and shared memory of exact: C-contiguous
+// [n_q][heads] and [n_q][heads][D]. L null: A and b are written. Otherwise they are read, and L and O written.
+struct ExactPart {
+  float *A, *b;
+  int64_t *L, *O;
+};
+
 enum class KernelId : int { kFp32 = 0, kV1 = 1, kV2 = 2, kImma = 3, kExact = 4 };
 
 struct Config {
