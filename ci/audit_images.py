@@ -233,7 +233,13 @@ def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
         if symbol.startswith("strata_exact_"):
             rows_symbol = symbol.replace("exact_", "exact_rows_")
             shared[rows_symbol], least[rows_symbol] = int(rows_size), least[symbol]
-    shared["strata_quantize"], least["strata_quantize"] = 0, 75  # no kernel of the table: cuda/quantize_launch.h
+    # Not in the table: cuda/quantize_launch.h, cuda/partial_launch.h, ExactPart of cuda/launch.h.
+    others = {"strata_quantize", *(f"strata_partial_{name}" for name in ("merge", "finish", "anchors", "sums", "to_keys", "from_keys"))}
+    shared |= dict.fromkeys(others, 0)
+    least |= dict.fromkeys(others, 75)
+    for symbol in [symbol for symbol in shared if symbol.startswith("strata_exact_d")]:
+        part = symbol.replace("strata_exact_", "strata_exact_part_")
+        shared[part], least[part] = shared[symbol], least[symbol]
     only: dict[str, int] = {}
     if "exact" not in without:
         plain = shared["strata_exact_d256_g64"]

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "core/exact_state.h"
+#include "core/partial.h"
 #include "core/quantize.h"
 #include "core/run.h"
 
@@ -55,12 +55,12 @@ const Border border = {
     {guard<make_plan>},
     {guard<run>},
     {guard<quantize_cell>},
-    {guard<cpu::exact_finish>},
+    {guard<exact_finish>},
     {guard<merge_anchors>},
     {guard<merge_sums>},
     {guard<anchors_to_keys>},
     {guard<anchors_from_keys>},
-    {guard<cpu::merge_partials>},
+    {guard<merge_partials>},
 
     {guard<kernel_table>},
     {guard<needs>},

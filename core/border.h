@@ -14,6 +14,7 @@
 #include "core/cuda_quantize.h"
 #include "core/device.h"
 #include "core/failure.h"
+#include "core/partial.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/switches.h"
@@ -61,12 +62,12 @@ struct Border {
   Crossing<Plan(const Problem&, const Device&, const std::optional<std::string>&, const Environment&)> make_plan;
   Crossing<void(const Plan&, const Problem&, const Launch&)> run;
   Crossing<int64_t(const void*, DType, int64_t, int64_t, int8_t*, uint16_t*)> quantize_cell;
-  Crossing<void(const Problem&, const cpu::ExactState&)> exact_finish;
-  Crossing<void(int64_t, float*, float*, const float*, const float*)> merge_anchors;
-  Crossing<void(int64_t, int64_t*, const int64_t*)> merge_sums;
-  Crossing<void(int64_t, const float*, const float*, int64_t*)> anchors_to_keys;
-  Crossing<void(int64_t, const int64_t*, float*, float*)> anchors_from_keys;
-  Crossing<void(int64_t, int64_t, DType, const std::vector<cpu::Partial>&, void*, float*)> merge_partials;
+  Crossing<void(const Memory&, const Problem&, const cpu::ExactState&)> exact_finish;
+  Crossing<void(const Memory&, int64_t, float*, float*, const float*, const float*)> merge_anchors;
+  Crossing<void(const Memory&, int64_t, int64_t*, const int64_t*)> merge_sums;
+  Crossing<void(const Memory&, int64_t, const float*, const float*, int64_t*)> anchors_to_keys;
+  Crossing<void(const Memory&, int64_t, const int64_t*, float*, float*)> anchors_from_keys;
+  Crossing<void(const Memory&, int64_t, int64_t, DType, const std::vector<cpu::Partial>&, void*, float*)> merge_partials;
 
   // Kernels
   Crossing<const std::vector<Kernel>&()> kernel_table;

@@ -118,6 +118,7 @@ Config config_of(KernelId id, const Problem& p, const Params& x) { return config
 
 constexpr const char* kTileImage = "exact_tile_sm90a";
 constexpr const char* kRowsImage = "exact_tile_sm80";
+constexpr const char* kPartImage = "exact_part_sm80";
 
 // What the larger of k and v spans, in bytes.
 int64_t pool_bytes(const Problem& p) {
@@ -204,6 +205,25 @@ Function load(KernelId id, const char* image, const Problem& p, Card& card, uint
   return card.function(*found, symbol(id, p), shared_bytes);
 }
 
+// One of exact's partial steps.
+void launch_part(const Problem& p, Card& card, const Launch& launch) {
+  const Image* image = find_image(kPartImage);
+  if (!image) throw UnsupportedProblem(text("this build has no image ", kPartImage, ": partial states of exact are computed in host memory only"));
+  Params x = whole_params(KernelId::kExact, p);
+  for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
+    set_rows(x, p, first, n_q, s, n_seq);
+    Config c = config_of(KernelId::kExact, p, x);
+    Function f = card.function(*image, text("strata_exact_part_d", p.head_dim, "_g", p.group), c.shared_bytes);
+    if (!f.reason.empty()) throw DriverError(text("exact's partial steps: ", f.reason));
+    const cpu::ExactState& state = launch.state;
+    const int64_t row = first * p.n_head;
+    ExactPart part = {state.A + row, state.b + row, nullptr, nullptr};
+    if (launch.step == cpu::ExactStep::kSums) part.L = state.L + row, part.O = state.O + row * p.head_dim;
+    void* arguments[] = {&x, &part};
+    card.driver(card.driver.launch, f.handle, c.grid, 1u, 1u, c.block, 1u, 1u, c.shared_bytes, launch.stream, arguments, nullptr);
+  });
+}
+
 }  // namespace
 
 std::string symbol(KernelId id, const Problem& p) {
@@ -246,9 +266,9 @@ int64_t workspace(KernelId id, const Problem& p, const Device& device) {
 }
 
 void launch(KernelId id, const char* image, const Problem& p, const Device& device, const Launch& launch) {
-  if (launch.step != cpu::ExactStep::kWhole) throw UnsupportedProblem("partial states of exact are computed from arrays in host memory only");
   Card& card = *device.card;
   Current current(card);
+  if (launch.step != cpu::ExactStep::kWhole) return launch_part(p, card, launch);
   Params x;
   const bool one_form = tiled(id, p, device, x);  // whose workspace it is then
   if (launch.workspace && one_form && launch_tiled(p, device, launch, x)) return;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/arith.h"
+#include "arith.h"
 
 namespace strata_pa {
 

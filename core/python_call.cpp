@@ -243,30 +243,35 @@ const Plan& Call::run(py::object out, py::object lse, bool fresh, py::object wor
   return *plan_;
 }
 
-// The partial steps of `exact` write host memory.
-void Call::need_host() const {
-  for (const ArrayView& view : views_) strata_pa::need_host(view);
+// An array of partial state, where the problem is.
+template <class T>
+T* Call::state(py::handle object, const std::string& name, const std::vector<int64_t>& shape, Access access) {
+  T* data = static_cast<T*>(contiguous(object, name, dtype_of<T>(), shape, access, views_, device_.card ? &stream_ : nullptr));
+  const ArrayView& last = views_.back();
+  if (last.size() > 0 && p_.n_q > 0) check_same_device(views_.front(), last);
+  if (device_.card) wait_for_producers({last}, *device_.card, stream_.address);
+  return data;
 }
 
 void Call::exact_anchors(py::object A, py::object b) {
-  need_host();
   plan();
   Launch launch;
+  launch.stream = reinterpret_cast<void*>(stream_.address);
   launch.step = cpu::ExactStep::kAnchors;
-  launch.state.A = contiguous<float>(A, "A", {p_.n_q, p_.n_head}, kWritten, views_);
-  launch.state.b = contiguous<float>(b, "b", {p_.n_q, p_.n_head}, kWritten, views_);
+  launch.state.A = state<float>(A, "A", {p_.n_q, p_.n_head}, kWritten);
+  launch.state.b = state<float>(b, "b", {p_.n_q, p_.n_head}, kWritten);
   run_step(launch);
 }
 
 void Call::exact_sums(py::object A, py::object b, py::object L, py::object O) {
-  need_host();
   plan();
   Launch launch;
+  launch.stream = reinterpret_cast<void*>(stream_.address);
   launch.step = cpu::ExactStep::kSums;
-  launch.state.A = contiguous<float>(A, "A", {p_.n_q, p_.n_head}, kRead, views_);
-  launch.state.b = contiguous<float>(b, "b", {p_.n_q, p_.n_head}, kRead, views_);
-  launch.state.L = contiguous<int64_t>(L, "L", {p_.n_q, p_.n_head}, kWritten, views_);
-  launch.state.O = contiguous<int64_t>(O, "O", {p_.n_q, p_.n_head, p_.head_dim}, kWritten, views_);
+  launch.state.A = state<float>(A, "A", {p_.n_q, p_.n_head}, kRead);
+  launch.state.b = state<float>(b, "b", {p_.n_q, p_.n_head}, kRead);
+  launch.state.L = state<int64_t>(L, "L", {p_.n_q, p_.n_head}, kWritten);
+  launch.state.O = state<int64_t>(O, "O", {p_.n_q, p_.n_head, p_.head_dim}, kWritten);
   run_step(launch);
 }
 
@@ -276,9 +281,9 @@ void Call::run_step(const Launch& launch) {
 }
 
 void* contiguous(py::handle object, const std::string& name, const char* dtype, const std::vector<int64_t>& shape, Access access,
-                 std::vector<ArrayView>& keep) {
-  ArrayView a = view_array(object, name, {dtype}, {shape.size()});
-  need_host(a);
+                 std::vector<ArrayView>& keep, const CallStream* stream) {
+  ArrayView a = view_array(object, name, {dtype}, {shape.size()}, Innermost::kContiguous, stream ? stream->for_array(object) : kNoStream);
+  if (!stream) need_host(a);
   check_shape(a, shape, "of the shape");
   int64_t room = 1;
   for (size_t i = shape.size(); i-- > 0; room *= shape[i])

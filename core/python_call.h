@@ -25,6 +25,8 @@ struct PagedView {
 PagedView view_paged(pybind11::handle k, pybind11::handle v, pybind11::handle k_scale, pybind11::handle v_scale, pybind11::handle page_table,
                      pybind11::handle layout, const CallStream* stream = nullptr);
 
+enum Access { kRead, kWritten };
+
 struct CallArguments {
   pybind11::object q, k, v, k_scale, v_scale, page_table, layout, ids, widths, granularity, kv_len, cu_seqlens_q, causal, window_left, sm_scale,
       kernel, stream, num_threads, isa;
@@ -52,7 +54,8 @@ class Call {
  private:
   const Plan& plan();
   void set_device(const CallArguments& arguments);
-  void need_host() const;
+  template <class T>
+  T* state(pybind11::handle object, const std::string& name, const std::vector<int64_t>& shape, Access access);
   ArrayView view(pybind11::handle object, const std::string& name, const std::vector<std::string>& dtypes, const std::vector<size_t>& ndims,
                  Innermost innermost = Innermost::kContiguous) const;
   void bind_output(pybind11::object out, pybind11::object lse, bool fresh = false);
@@ -75,10 +78,9 @@ void check_same_device(const ArrayView& a, const ArrayView& b);
 // Makes the stream wait for those who wrote the arrays (__cuda_array_interface__).
 void wait_for_producers(const std::vector<ArrayView>& views, cuda::Card& card, int64_t stream);
 
-// The memory of a C-contiguous array of exactly this dtype and shape; its view is kept.
-enum Access { kRead, kWritten };
+// The memory of a C-contiguous array of exactly this dtype and shape; its view is kept. Host memory, or with a stream that of a GPU.
 void* contiguous(pybind11::handle object, const std::string& name, const char* dtype, const std::vector<int64_t>& shape, Access access,
-                 std::vector<ArrayView>& keep);
+                 std::vector<ArrayView>& keep, const CallStream* stream = nullptr);
 template <class T>
 T* contiguous(pybind11::handle object, const std::string& name, const std::vector<int64_t>& shape, Access access, std::vector<ArrayView>& keep) {
   return static_cast<T*>(contiguous(object, name, dtype_of<T>(), shape, access, keep));

@@ -1,44 +1,19 @@
 """strata_pa.distributed over Gloo: processes of their own for 1, 2, 3 and 4 ranks (tests/distributed_ranks.py)."""
 
 import json
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from groups import check_digests, run_group
 from optional import need
-from problems import PORTABLE, same_bytes
+from problems import same_bytes
 
 import strata_pa
 from strata_pa import InvalidInput
 
 torch = need("torch")
 from strata_pa import distributed  # noqa: E402
-
-PROGRAM = Path(__file__).parent / "distributed_ranks.py"
-DEADLINE = 240  # seconds for a group of processes
-
-
-def run_group(scenario, size, folder, *where):
-    """What each rank printed; None of one that left without a word."""
-    store = folder / f"store-{scenario}-{size}"
-    command = [sys.executable, str(PROGRAM), scenario]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(store), *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
-    try:
-        ends = [rank.communicate(timeout=DEADLINE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    failed = [
-        f"rank {i} ended with {rank.returncode}: {ends[i][1][-1500:]}" for i, rank in enumerate(ranks) if rank.returncode not in (0, 7)
-    ]
-    assert not failed, "\n".join(failed)
-    return [json.loads(ends[i][0].splitlines()[-1]) if rank.returncode == 0 else None for i, rank in enumerate(ranks)]
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
@@ -48,13 +23,7 @@ def ranks(request, tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_way_gives_the_bytes_of_one_device(ranks):
-    for answer in ranks:
-        assert len(answer["digests"]) >= 20
-        for name, digests in answer["digests"].items():
-            expected = {scheme: digests["golden" if scheme == "golden context" else "one"] for scheme in digests if scheme != "golden"}
-            assert {scheme: digests[scheme] for scheme in expected} == expected, name
-    for name in ("tiny", "page17", "widths"):
-        assert all(answer["digests"][name]["golden"] == PORTABLE[name]["exact"] for answer in ranks)
+    check_digests(ranks)
 
 
 @pytest.mark.slow

@@ -11,12 +11,15 @@ Whole results of any kernel combine by their log-sum-exp, rounded, in the order 
     out, lse = merge_partials(*zip(*[prompt_attention(q, kv, ids=part, return_lse=True) for part in parts]))
 
 The parts may be lists of `ids`, or caches with the same `kv_len` whose page tables hold -1 for the pages of the others; they may live in
-different processes (`strata_pa.distributed`).
+different processes (`strata_pa.distributed`). Arrays are in host memory or on a GPU, all in one place; new ones are of the library of
+the given ones (on a GPU PyTorch or CuPy), and the work is on that library's current stream.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from . import _core
 from .arrays import Array, Ints, as_numpy, empty_like_kind
@@ -42,7 +45,7 @@ class ExactAnchors:
         An integer maximum keeps bad rows, which a maximum of floats does not everywhere.
         """
         n_q, n_head = _core.array_shape(self.A)
-        keys = empty_like_kind(self.A, (2, n_q, n_head), "int64")
+        keys = empty_like_kind(self.A, (2, n_q, n_head), "int64", _core.array_device(self.A))
         _core.anchors_to_keys(self.A, self.b, keys)
         return keys
 
@@ -53,8 +56,8 @@ class ExactAnchors:
         Raises:
             InvalidInput: keys is not int64 `[2, n_q, n_head]`.
         """
-        shape = _core.array_shape(keys)[1:]
-        anchors = cls(empty_like_kind(keys, shape, "float32"), empty_like_kind(keys, shape, "float32"))
+        shape, device = _core.array_shape(keys)[1:], _core.array_device(keys)
+        anchors = cls(*(empty_like_kind(keys, shape, "float32", device) for _ in range(2)))
         _core.anchors_from_keys(keys, anchors.A, anchors.b)
         return anchors
 
@@ -162,7 +165,8 @@ def merge_sums(parts: Sequence[ExactSums]) -> ExactSums:
     """The sums of the union of disjoint sets.
 
     Raises:
-        InvalidInput: no parts, parts of different shapes, or more entries of a row than 64 bits hold (2^24 are safe).
+        InvalidInput: no parts, parts of different shapes, or more entries of a row than 64 bits hold (2^24 are safe; on a GPU this is not
+            noticed).
     """
     first, *rest = _some(parts)
     merged = ExactSums(_copy(first.L), _copy(first.O))
@@ -183,12 +187,12 @@ def exact_finish(anchors: ExactAnchors, sums: ExactSums, dtype: str = "float32",
     Returns:
         out `[n_q, n_head, head_dim]`, lse float32 `[n_q, n_head]` of the same kind.
     """
-    shape = _core.array_shape(sums.O)
+    shape, device = _core.array_shape(sums.O), _core.array_device(sums.O)
     if out is None:
         if not isinstance(dtype, str) or dtype not in ("float32", "float16", "bfloat16"):
             raise _core.InvalidInput(f"dtype must be 'float32', 'float16' or 'bfloat16', got {dtype!r}")
-        out = empty_like_kind(sums.O, shape, dtype)
-    lse = empty_like_kind(out, shape[:2], "float32")
+        out = empty_like_kind(sums.O, shape, dtype, device)
+    lse = empty_like_kind(out, shape[:2], "float32", device)
     _core.exact_finish(anchors.A, anchors.b, sums.L, sums.O, out, lse)
     return out, lse
 
@@ -212,10 +216,10 @@ def merge_partials(outs: Sequence[Array], lses: Sequence[Array], *, out: Array |
         InvalidInput: no parts, too many, or different shapes; InvalidType: a wrong dtype.
     """
     outs, lses = list(_some(outs)), list(lses)
-    shape = _core.array_shape(outs[0])
+    shape, device = _core.array_shape(outs[0]), _core.array_device(outs[0])
     if out is None:
-        out = empty_like_kind(outs[0], shape, _core.array_dtype(outs[0]))
-    lse = empty_like_kind(outs[0], shape[:2], "float32")
+        out = empty_like_kind(outs[0], shape, _core.array_dtype(outs[0]), device)
+    lse = empty_like_kind(outs[0], shape[:2], "float32", device)
     _core.merge_partials(outs, lses, out, lse)
     return out, lse
 
@@ -227,6 +231,8 @@ def _some(parts: Sequence[Any]) -> Sequence[Any]:
 
 
 def _copy(array: Array) -> Any:
-    copy = empty_like_kind(array, _core.array_shape(array), _core.array_dtype(array))
-    as_numpy(copy)[...] = as_numpy(array)
-    return copy
+    if hasattr(array, "clone"):  # PyTorch
+        return array.contiguous().clone()
+    if hasattr(array, "__cuda_array_interface__") and hasattr(array, "copy"):  # CuPy
+        return array.copy(order="C")
+    return np.array(as_numpy(array), order="C")
