@@ -62,6 +62,12 @@ Params whole_params(KernelId id, const Problem& p) {
   x.dtype = static_cast<int32_t>(p.dtype);
   x.score_scale = score_scale(id, p.sm_scale);
   x.max_entries = static_cast<int32_t>(p.max_entries());
+  if (p.pages == 0) {
+    // In place of a masked cell's codes the kernels load those of page 0 and do not use them. Without a page: head_dim bytes of q's first row, which
+    // has twice as many at least.
+    x.k = x.v = reinterpret_cast<const int8_t*>((reinterpret_cast<uintptr_t>(p.q) + kAlignment - 1) / kAlignment * kAlignment);
+    x.k_stride = x.v_stride = PoolStride{};
+  }
   return x;
 }
 

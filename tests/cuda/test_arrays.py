@@ -50,6 +50,19 @@ def test_no_queries_no_launch(driver):
     assert (plan.kernel, plan.workspace_bytes) == ("v2", 0)
 
 
+@pytest.mark.parametrize("kernel", ["v2", "fp32", "exact"])
+def test_a_pool_without_pages(driver, kernel):
+    """The kernels load a masked cell's codes from page 0: there must be memory of the card behind it."""
+    fake = driver(90)
+    seen = []
+    fake.hook(lambda launch, p: seen.append((p.k, p.v, p.k_stride.head, p.pages)))
+    pools = [FakeArray((0, 2, 4, inner), kind) for inner, kind in ((256, np.int8),) * 2 + ((4, np.float16),) * 2]
+    for address in (0x1000000, 0x1000004):
+        q, out = FakeArray((3, 24, 256), np.float32, address=address), FakeArray((3, 24, 256), np.float32)
+        run(q, strata_pa.PagedKV(*pools, FakeArray((6,), np.int32)), out, kernel=kernel, kv_len=24)
+        assert seen.pop() == (-(-address // 16) * 16, -(-address // 16) * 16, 0, 0)
+
+
 def test_the_pointers_own_card(driver):
     fake = driver(90, 90, 90)
     for ordinal in (2, 0, 1):
