@@ -1,11 +1,12 @@
-"""What a prompt costs over many ranks: a model of strata_pa.distributed, held against a record of bench/distributed.py and run past its machine.
+"""What a prompt costs over many ranks: a model of strata_pa.distributed, beside a record of bench/distributed.py and past its ranks.
 
     python bench/distributed_model.py             writes the tables of docs/distributed.md and docs/distributed.svg from the newest record
     python bench/distributed_model.py --check     exit status 1 if the tables are out of date
-    python bench/distributed_model.py --simulate 4096/1048576,131072/131072 --ranks 8,64,512,4096 [--node 8 --network 50 --network-us 10]
+    python bench/distributed_model.py --simulate 4096/1048576,131072/131072 --ranks 8,64,512,4096
 
-A collective takes `latency + moved bytes / bandwidth`, both from the record; between nodes the bandwidth is at most --network GB/s a rank, and
-each doubling of the nodes adds --network-us. A rank's work is one device's, divided. 24 query heads, 2 KV heads, head_dim 256, groups of 64.
+A collective takes `latency + moved bytes / bandwidth`, both from the record. Between nodes (--node ranks each) the bandwidth is at most
+--network GB/s a rank, and each doubling of the nodes adds --network-us. A rank's work is one device's, divided. 24 query heads, 2 KV heads,
+head_dim 256, groups of 64.
 """
 
 import argparse

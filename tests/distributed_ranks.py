@@ -23,7 +23,7 @@ from problems import build  # noqa: E402
 import strata_pa  # noqa: E402
 from strata_pa import distributed, reference  # noqa: E402
 
-TIMEOUT = 20  # seconds of the group, where a rank is lost
+TIMEOUT = {"cpu": 20, "cuda": 10}  # seconds of the group, where a rank is lost
 # name: (golden case, are its lists given)
 CASES = {
     "tiny": ("tiny", True),
@@ -246,7 +246,7 @@ def main(scenario, rank, size, store, device="cpu", backend="gloo"):
     if device == "cuda":
         device = f"cuda:{rank % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
-    timeout = datetime.timedelta(seconds=TIMEOUT if "lost" in scenario else 300)
+    timeout = datetime.timedelta(seconds=TIMEOUT[device.partition(":")[0]] if "lost" in scenario else 300)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
     result = SCENARIOS[scenario](rank, size, device)
     print(json.dumps(result), flush=True)
