@@ -213,6 +213,33 @@ def plot(record: dict, net: Network, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def newest() -> dict | None:
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in report.RECORDS.glob("distributed_*.json")]
+    return max(found, key=lambda record: record["date"], default=None)
+
+
+def assumed(net: Network) -> str:
+    return (
+        f"Nodes of {net.node} ranks, whose links are taken to be those measured; between nodes {net.between / 1e6:.0f} GB/s a rank, and "
+        f"{net.between_ms * 1e3:.0f} µs for each doubling of the nodes. Times in ms."
+    )
+
+
+def documents() -> dict[Path, dict[str, str]]:
+    """The generated regions of docs/distributed.md."""
+    record = newest()
+    if record is None:
+        return {DOCUMENT: dict.fromkeys(("collectives", "measured", "simulated"), "No record yet.")}
+    about = f"{record['ranks']} ranks, {record['backend']} on {' and '.join(record['gpus'])}, {record['date'][:10]}"
+    return {
+        DOCUMENT: {
+            "collectives": f"{about}.\n\n{collectives(record)}",
+            "measured": checked(record),
+            "simulated": f"{assumed(network(record))}\n\n{simulated(record, SHAPES, RANKS, network(record))}",
+        }
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, help="default: the newest distributed_*.json in bench/records")
@@ -224,18 +251,18 @@ def main() -> int:
     parser.add_argument("--network", type=float, default=50, help="GB/s of a rank between nodes; default: 50")
     parser.add_argument("--network-us", type=float, default=10, help="of each doubling of the nodes; default: 10")
     asked = parser.parse_args()
-    path = asked.record or max(report.RECORDS.glob("distributed_*.json"), key=lambda path: json.loads(path.read_text())["date"])
-    record = json.loads(path.read_text())
+    record = json.loads(asked.record.read_text()) if asked.record else newest()
+    if record is None:
+        parser.error("no record of bench/distributed.py: pass --record")
     net = network(record, node=asked.node, between=asked.network * 1e6, between_ms=asked.network_us / 1e3)
     ranks = list(map(int, asked.ranks.split(",")))
     if asked.simulate:
         shapes = [(*map(int, shape.split("/")), None)[:3] for shape in asked.simulate.split(",")]
         print(simulated(record, shapes, ranks, net, asked.kernel))
         return 0
-    regions = {"measured": checked(record), "collectives": collectives(record), "simulated": simulated(record, SHAPES, RANKS, net)}
     if not asked.check:
-        plot(record, net, PLOT)
-    return report.update({DOCUMENT: regions}, asked.check)
+        plot(record, network(record), PLOT)
+    return report.update(documents(), asked.check)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import accuracy
+import distributed_model
 import matrix
 import report
 
@@ -93,7 +94,8 @@ def documents() -> dict[Path, dict[str, str]]:
     """Every page with generated regions."""
     readme = {"support": support_region(), "platforms": platforms_region(), "environment": environment_region()}
     building = {"matrix": matrix_region()}
-    return {report.ROOT / "README.md": readme, report.ROOT / "docs" / "building.md": building, **accuracy.documents(), **report.documents()}
+    mine = {report.ROOT / "README.md": readme, report.ROOT / "docs" / "building.md": building}
+    return {**mine, **accuracy.documents(), **report.documents(), **distributed_model.documents()}
 
 
 def main() -> int:
