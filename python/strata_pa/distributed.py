@@ -103,7 +103,7 @@ def _check_rank(size: int, rank: int) -> None:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """A collective under way. On a GPU result() makes the current stream wait, not the host."""
+    """A collective under way."""
 
     ranks: "_Ranks"
     name: str
@@ -111,9 +111,23 @@ class _Exchange:
     out: torch.Tensor
 
     def result(self) -> torch.Tensor:
+        if self.out.is_cuda:
+            self._wait_on_host()
         with self.ranks.failing(self.name):
             self.work.wait()
         return self.out.to(self.ranks.device)
+
+    def _wait_on_host(self) -> None:
+        """A GPU's stream would wait for a lost rank in silence. NCCL's watchdog comes at the timeout, and ends the process some time later."""
+        end = time.monotonic() + 0.9 * self.ranks.timeout
+        pause = 1e-5
+        while not self.work.is_completed():
+            if time.monotonic() > end:
+                raise GroupError(
+                    f"{self.name} of {self.ranks.size} ranks failed on rank {self.ranks.rank}: the others did not come in time"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 2e-4)
 
 
 class _Failing:
@@ -186,10 +200,7 @@ class _Ranks:
         """Raises on every rank unless all have the same facts and none has an error. Waits no longer than the group's timeout."""
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
         mine = [int(error is not None), *(int.from_bytes(digest[i : i + 7], "little") for i in range(0, 28, 7))]
-        exchange = self.gather(torch.tensor(mine, dtype=torch.int64, device=self.device))
-        if not self.through_host and self.device.type != "cpu":
-            self._wait_on_host(exchange)
-        told = exchange.result().tolist()
+        told = self.gather(torch.tensor(mine, dtype=torch.int64, device=self.device)).result().tolist()
         if all(one == [0, *mine[1:]] for one in told):
             return
         everyone: list[Any] = [None] * self.size
@@ -207,16 +218,6 @@ class _Ranks:
                 if value != values[0]:
                     raise _core.InvalidInput(f"the ranks' calls differ: {name} is {values[0]} on rank 0, {value} on rank {rank}")
         raise GroupError("the ranks' calls differ")
-
-    def _wait_on_host(self, exchange: _Exchange) -> None:
-        """A GPU's stream would wait for a lost rank in silence, until NCCL's watchdog ends the process: this is a little earlier."""
-        end = time.monotonic() + 0.9 * self.timeout
-        pause = 1e-5
-        while not exchange.work.is_completed():
-            if time.monotonic() > end:
-                raise GroupError(f"{exchange.name} of {self.size} ranks failed on rank {self.rank}: the others did not come in time")
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
 
 
 def _attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:

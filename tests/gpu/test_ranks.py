@@ -179,7 +179,7 @@ def test_ranks_that_differ(tmp_path):
 
 
 @two
-@pytest.mark.parametrize("scenario", ["lost", "late"])
+@pytest.mark.parametrize("scenario", ["lost", "lost_within", "late"])
 def test_a_lost_rank(scenario, tmp_path):
     answers = run_group(scenario, 2, tmp_path, "cuda", "nccl")
     assert answers[0]["error"] == "GroupError", answers
