@@ -118,7 +118,7 @@ class _Exchange:
         return self.out.to(self.ranks.device)
 
     def _wait_on_host(self) -> None:
-        """A GPU's stream would wait for a lost rank in silence. NCCL's watchdog comes at the timeout, and ends the process some time later."""
+        """A GPU would wait for a lost rank in silence: NCCL's watchdog comes at the timeout, and ends the process some time later."""
         end = time.monotonic() + 0.9 * self.ranks.timeout
         pause = 1e-5
         while not self.work.is_completed():
