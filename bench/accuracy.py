@@ -55,8 +55,8 @@ def mode_table(record: dict, mode: str) -> str:
         [
             str(r["prompt"]),
             f"`{r['run']}`" if not r["run"].startswith("sdpa") else r["run"],
-            f"{r['kl_first']:.1e}",
-            f"{r['kl_most']:.1e}",
+            report.error(r["kl_first"]),
+            report.error(r["kl_most"]),
             f"{r['tokens_equal']} of {record['steps']}",
             f"{r['least_margin']:.3f}",
         ]

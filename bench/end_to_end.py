@@ -295,7 +295,8 @@ def main():
         new, given = measure(model, tokens, made, asked.modes)
         rows += new
         continuations[len(tokens)] = tokenizer.decode(given)
-    record = _record.header(["python", "bench/end_to_end.py", *(a for a in sys.argv[1:])])
+    shown = [a for i, a in enumerate(sys.argv) if i and "--record" not in sys.argv[i - 1 : i + 1]]
+    record = _record.header(["python", "bench/end_to_end.py", *shown])
     record["versions"] |= {"torch": torch.__version__, "transformers": transformers.__version__}
     card = torch.cuda.get_device_name() if asked.device.startswith("cuda") else None
     record["machine"]["card"] = card

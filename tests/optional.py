@@ -8,8 +8,8 @@ import pytest
 REQUIRED = os.environ.get("STRATA_PA_TEST_REQUIRE", "").split(",")  # as .ci/run sets it where it has installed them
 
 
-def need(name, where=""):
-    """The package, imported; a whole file is skipped without it (`where`: what pip would install)."""
+def need(name):
+    """The package, imported; a whole file is skipped without it."""
     if name in REQUIRED:
         return importlib.import_module(name)
-    return pytest.importorskip(name, reason=f"needs {where or name}", exc_type=ImportError)
+    return pytest.importorskip(name, reason=f"needs {name}")

@@ -63,6 +63,10 @@ def test_records_of_a_model_are_sound(path):
     assert fixed
 
 
+def test_the_figure_is_that_of_the_records():
+    assert accuracy.mark() in accuracy.FIGURE.read_text(), "run `python bench/accuracy.py`"
+
+
 def test_regions():
     text = "a\n<!-- generated: x -->\nold\n<!-- end of x -->\nb\n<!-- generated: y-z -->\n<!-- end of y-z -->\n"
     new = report.renewed(text, {"x": "| 1 |", "y-z": "2\n"})
