@@ -55,7 +55,10 @@ def literals(name: str, text: str) -> Iterator[str]:
 def files() -> Iterator[Path]:
     for place in LOOKED_AT:
         path = ROOT / place
-        yield from (p for p in (sorted(path.rglob("*")) if path.is_dir() else [path]) if p.is_file())
+        for found in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            inner = found.relative_to(path).parts
+            if found.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in inner):  # tools' own
+                yield found
 
 
 def main() -> int:
