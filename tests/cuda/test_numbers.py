@@ -1,6 +1,7 @@
 """Launches whose answers are computed: the parameters that reach a kernel say what the problem was."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import fake as fakes
@@ -152,6 +153,24 @@ def test_parity(card, tmp_path):
     assert cli.main(["parity", "--device", "cpu", "--context", "70", "--queries", "5", "--reps", "1", "--json", str(cpu)]) == 0
     digests = {row["kernel"]: row["sha256"] for row in json.loads(cpu.read_text())["results"]}
     assert {row["kernel"]: row["sha256"] for row in rows if row["kernel"] in digests} == digests
+
+
+def test_bench(card, tmp_path, monkeypatch):
+    """Without PyTorch: calls in a queue and single ones, by the driver's events; what was timed is what was compared."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    card.hook(answer_with_float64)
+    path = tmp_path / "record.json"
+    arguments = ["bench", "--shapes", "70/5/16", "--kernels", "fp32,exact", "--reps", "2", "--json", str(path)]
+    assert cli.main([*arguments, "--device", "cuda:0"]) == 0
+    record = json.loads(path.read_text())
+    assert (list(record["cards"]), record["refused"]) == (["cuda:0"], [])
+    assert [(r["kernel"], r["architecture"], r["timed"], r["cold"]) for r in record["results"]] == [
+        (k, "sm_90", "calls", None) for k in ("fp32", "exact")
+    ]
+    assert all((r["median_ms"], r["eager"]["median_ms"], r["eager"]["reps"]) == (1.0, 1.0, 2) for r in record["results"])
+    assert cli.main([*arguments, "--device", "cpu"]) == 0
+    cpu = json.loads(path.read_text())["results"]
+    assert [r["sha256"] for r in record["results"]] == [r["sha256"] for r in cpu]
 
 
 def test_device_memory(card):
