@@ -369,12 +369,13 @@ def test_bench(tmp_path, capsys, no_torch):
 def test_bench_with_peers(capsys):
     """They agree with float64, and one that cannot run is listed with its reason."""
     pytest.importorskip("torch")
-    assert cli.main([*BENCH, "--shapes", "80/80,80/9/16,60/9/64", "--kernels", "exact", "--json", "-"]) == 0
+    assert cli.main([*BENCH, "--shapes", "80/80,80/9/0,80/9/16,60/9/64", "--kernels", "exact", "--json", "-"]) == 0
     record = json.loads(capsys.readouterr().out)
     found = {(r["case"], r["kernel"]): r for r in record["results"] if r["peer"]}
-    dense, equal, short = "80/80 dense", "80/9 selected 16", "60/9 selected 64"
+    dense, last, equal, short = "80/80 dense", "80/9 dense", "80/9 selected 16", "60/9 selected 64"
     gather, in_place = "gather + dequantize, FP32", "gather + dequantize in place, FP32"
-    assert set(found) == {(dense, "FP32"), (dense, "dequantize, FP32"), (equal, gather), (equal, in_place), (short, gather)}
+    whole = {(case, name) for case in (dense, last) for name in ("FP32", "dequantize, FP32")}
+    assert set(found) == whole | {(equal, gather), (equal, in_place), (short, gather)}
     for r in found.values():
         assert 0 < r["max_rel_err"] < 5e-6
         assert (r["bound"], r["sha256"]) == (None, None)
