@@ -114,6 +114,33 @@ def test_head_spans(n_head, n_kv):
         distributed.head_spans(n_head, n_kv, n_head + 1, 0)
 
 
+@pytest.mark.parametrize("grain", [1, 4])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_lists_go_to_the_owner(grain, page_size, per_head):
+    """A rank walks the entries whose cells it holds, in their order, and no others."""
+    rng = np.random.default_rng(page_size)
+    pages = -(-120 // page_size)
+    table = torch.from_numpy(np.where(rng.random(pages) < 0.4, np.arange(pages), -1).astype(np.int32))
+    pool, scale = torch.zeros((pages, 2, page_size, 64), dtype=torch.int8), torch.zeros((pages, 2, page_size, 2), dtype=torch.float16)
+    kv = strata_pa.PagedKV(pool, pool, scale, scale, table)
+    ids = rng.integers(-1, 125 // grain, (7, 2, 30) if per_head else (7, 30)).astype(np.int32)
+    widths = rng.integers(0, 31, 7).astype(np.int32)
+    widths[:2] = 0, 30
+    shape = {"granularity": grain, "causal": True, "window_left": -1}
+    parts = distributed._Parts(torch.zeros(7, 4, 64), kv, 120, None, torch.from_numpy(ids), torch.from_numpy(widths), shape, 2)
+    (piece,) = parts.pieces((0, 7))
+    got, count = piece.options["ids"].numpy().reshape(7, -1, 30), piece.options["widths"].numpy()
+    for i, lists in enumerate(ids.reshape(7, -1, 30)):
+        cells = [[range(e * grain, (e + 1) * grain) for e in one[: widths[i]]] for one in lists]
+        own = [
+            [r.start // grain for r in one if r.start >= 0 and any(c // page_size < pages and table[c // page_size] >= 0 for c in r)]
+            for one in cells
+        ]
+        assert count[i] == max(map(len, own))
+        assert [[e for e in one[: count[i]] if e >= 0] for one in got[i]] == own
+
+
 def test_what_is_refused_without_a_group():
     q = torch.zeros(2, 4, 64)
     pool, scale = torch.zeros((3, 2, 4, 64), dtype=torch.int8), torch.zeros((3, 2, 4, 2), dtype=torch.float16)
