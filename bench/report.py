@@ -157,9 +157,8 @@ def bench_region() -> str:
             parts.append(f"{device}: {card.get('name')}, driver {card.get('driver_version')}; clock of the processors: {clocks}.")
         if tests := steps.get("golden") or steps.get("test"):
             counts = "; ".join(", ".join(f"{n} {word}" for word, n in some.items()) for some in tests.values() if isinstance(some, dict))
-            parts.append(
-                f"In the same run, {'tests' if 'golden' in steps else 'GPU tests, among them those'} of the checked-in digests: {counts}."
-            )
+            which = "tests" if "golden" in steps else "GPU tests, among them those"
+            parts.append(f"In the same run, {which} of the checked-in digests: {counts or 'failed'}.")
         single = [r for r in results if r["set"] not in GROWING]
         parts.append(bench_table(single))
         parts.append(f"![error against time](plots/{path.stem}_error.svg)")
@@ -321,15 +320,20 @@ def gpu_region() -> str:
     parts = []
     for card, (path, record) in sorted(newest.items()):
         steps = record["steps"]
-        build, counts = steps["build"]["build"], {name: some for name, some in steps["test"].items() if isinstance(some, dict)}
+        build, counts = steps["build"]["build"], {name: some for name, some in steps.get("test", {}).items() if isinstance(some, dict)}
         tests = "; ".join(f"{name}: {', '.join(f'{n} {word}' for word, n in some.items())}" for name, some in counts.items())
+        sanitize = steps.get("sanitize", {"skipped": "not run"})
+        sanitized = [str(sanitize[tool]) for tool in ("memcheck", "racecheck", "skipped") if tool in sanitize]
+        failed = [name for name, step in steps.items() if not step["ok"]]
         parts.append(
             f"{card}, driver {record['card']['driver_version']}; strata_pa {build['version']}, nvcc {build['nvcc']}, "
             f"built for {', '.join(build['cuda_archs'])}; {record['date'][:10]}.\n"
-            f"Record: [{path.name}](../bench/records/{path.name}), written by `ci/gpu`. `pytest -m gpu`: {tests}. compute-sanitizer: "
-            f"{'; '.join(str(steps['sanitize'][tool]) for tool in ('memcheck', 'racecheck'))}."
+            f"Record: [{path.name}](../bench/records/{path.name}), written by `ci/gpu`. "
+            f"`pytest -m gpu`: {tests or 'no counts'}. compute-sanitizer: {'; '.join(sanitized) or 'no summary'}. "
+            f"Steps that failed: {', '.join(failed) or 'none'}."
         )
-        parts.append(parity_table(steps["parity"]["results"]))
+        if "results" in steps.get("parity", {}):
+            parts.append(parity_table(steps["parity"]["results"]))
     return "\n\n".join(parts) or "No record yet."
 
 
