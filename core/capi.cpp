@@ -15,7 +15,7 @@
 #include "core/cuda_device.h"
 #include "core/cuda_memory.h"
 #include "core/device.h"
-#include "core/exact_state.h"
+#include "core/partial.h"
 #include "core/failure.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -345,9 +345,17 @@ strata_pa_status strata_pa_run(const strata_pa_plan* plan, const strata_pa_probl
   });
 }
 
+// Parts of `exact`, here on a CPU only: with a GPU's arrays the functions would need a stream.
+static const Device& host_of(const strata_pa_plan* plan) {
+  const Device& device = need(plan, "plan").plan.device;
+  if (!is_cpu(device)) throw UnsupportedProblem(text("parts of exact are computed on a CPU only, the plan is for ", device.describe()));
+  return device;
+}
+
 // A step of `exact` on one part.
 static void run_step(const strata_pa_plan* plan, const strata_pa_problem* problem, cpu::ExactStep step, const cpu::ExactState& state) {
-  const Plan& x = need(plan, "plan").plan;
+  host_of(plan);
+  const Plan& x = plan->plan;
   if (std::string(x.kernel->name) != "exact") throw InvalidInput(text("parts are of the kernel exact, the plan's is ", x.kernel->name));
   const Checked checked(problem, x.device);
   check_kernel(x, checked.p);
@@ -371,27 +379,26 @@ strata_pa_status strata_pa_exact_sums(const strata_pa_plan* plan, const strata_p
 strata_pa_status strata_pa_exact_finish(const strata_pa_plan* plan, const strata_pa_problem* problem, const float* A, const float* b, const int64_t* L,
                                         const int64_t* O) {
   return guarded([&] {
-    const Device& device = need(plan, "plan").plan.device;
+    const Device& device = host_of(plan);
     need(A, "A"), need(b, "b"), need(L, "L"), need(O, "O");
-    if (!is_cpu(device)) throw UnsupportedProblem(text("parts of exact are computed on a CPU only, the plan is for ", device.describe()));
     const Checked checked(problem, device);
     checked.check_output(device);
     if (checked.p.n_q > 0)
-      cpu::exact_finish(checked.p, {const_cast<float*>(A), const_cast<float*>(b), const_cast<int64_t*>(L), const_cast<int64_t*>(O)});
+      exact_finish({}, checked.p, {const_cast<float*>(A), const_cast<float*>(b), const_cast<int64_t*>(L), const_cast<int64_t*>(O)});
   });
 }
 
 strata_pa_status strata_pa_merge_anchors(int64_t n, float* A_all, float* b_all, const float* A, const float* b) {
   return guarded([&] {
     if (n < 0) throw InvalidInput(text("n must not be negative, got ", n));
-    if (n) merge_anchors(n, &need(A_all, "A_all"), &need(b_all, "b_all"), &need(A, "A"), &need(b, "b"));
+    if (n) merge_anchors({}, n, &need(A_all, "A_all"), &need(b_all, "b_all"), &need(A, "A"), &need(b, "b"));
   });
 }
 
 strata_pa_status strata_pa_merge_sums(int64_t n, int64_t* all, const int64_t* part) {
   return guarded([&] {
     if (n < 0) throw InvalidInput(text("n must not be negative, got ", n));
-    if (n) merge_sums(n, &need(all, "all"), &need(part, "part"));
+    if (n) merge_sums({}, n, &need(all, "all"), &need(part, "part"));
   });
 }
 
