@@ -1,4 +1,4 @@
-"""Compiles the CUDA images once, to be handed to the builds of every wheel (-C cmake.define.STRATA_PA_IMAGES=FOLDER/cuda).
+"""Compiles the GPU images once, to be handed to the builds of every wheel (-C cmake.define.STRATA_PA_IMAGES=FOLDER/cuda).
 
     python ci/build_images.py FOLDER
 
@@ -36,8 +36,14 @@ def build(python: Path, folder: Path) -> Path:
     where = "import nvidia, pathlib; print(next(p for r in nvidia.__path__ if (p := pathlib.Path(r) / 'cu13' / 'bin' / 'nvcc').exists()))"
     nvcc = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
     env = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "CMAKE_GENERATOR": "Ninja"}
-    options = ("-DSTRATA_PA_PYTHON=OFF", "-DSTRATA_PA_CUDA=ON", f"-DSTRATA_PA_NVCC={nvcc}")
-    for command in (("-S", ROOT, "-B", folder, *options), ("--build", folder, "--target", "strata_pa_images")):
+    options = ["-DSTRATA_PA_PYTHON=OFF", "-DSTRATA_PA_CUDA=ON", f"-DSTRATA_PA_NVCC={nvcc}"]
+    targets = ["strata_pa_images"]
+    where = "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name('zig'))"
+    zig = subprocess.run([python, "-c", where], capture_output=True, text=True)
+    if zig.returncode == 0:  # a build requirement where AMD's kernels are built
+        options += ["-DSTRATA_PA_HIP=ON", f"-DSTRATA_PA_ZIG={zig.stdout.strip()}"]
+        targets += ["strata_pa_hip_images"]
+    for command in (("-S", ROOT, "-B", folder, *options), ("--build", folder, "--target", *targets)):
         subprocess.run(["cmake", *command], env=env, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return images
 

@@ -33,6 +33,17 @@ struct Guard<function> {
 template <auto function>
 constexpr auto guard = &Guard<function>::call;
 
+// A member function as a function of its object.
+template <auto function>
+struct Member;
+
+template <class R, class C, class... A, R (C::*function)(A...)>
+struct Member<function> {
+  static R call(C& object, A... arguments) { return (object.*function)(std::forward<A>(arguments)...); }
+};
+template <auto function>
+constexpr auto guard_member = guard<Member<function>::call>;
+
 std::string name_of(const Device& device) { return device.name(); }
 std::string architecture_of(const Device& device) { return device.architecture(); }
 bool built(const Kernel& kernel) { return kernel.built(); }
@@ -43,8 +54,6 @@ const Border border = {
     {guard<set_imma>},
     {guard<get_imma>},
     {guard<cpu_device>},
-    {guard<cuda_device>},
-    {guard<cuda_devices>},
     {guard<name_of>},
     {guard<architecture_of>},
     {guard<cpu::isas>},
@@ -68,22 +77,29 @@ const Border border = {
     {guard<kernels_of>},
     {guard<build_facts>},
 
+    {guard<has_images>},
+    {guard<gpu_devices>},
+    {guard<gpu_device>},
+    {guard<gpu>},
+    {guard<device_of_memory>},
+    {guard<hip_device_of>},
+    {guard_member<&Gpu::order>},
+    {guard_member<&Gpu::synchronize>},
+    {guard_member<&Gpu::allocate>},
+    {guard_member<&Gpu::free>},
+    {guard_member<&Gpu::copy_to_device>},
+    {guard_member<&Gpu::copy_to_host>},
+    {guard_member<&Gpu::make_event>},
+    {guard_member<&Gpu::destroy_event>},
+    {guard_member<&Gpu::record_event>},
+    {guard_member<&Gpu::milliseconds>},
+
     {guard<cuda::built_images>},
+    {guard<hip::built_images>},
     {guard<cuda::choose>},
     {guard<cuda::driver_facts>},
-    {guard<cuda::card>},
-    {guard<cuda::ordinal_of>},
-    {guard<cuda::order>},
-    {guard<cuda::synchronize>},
+    {guard<hip::driver_facts>},
     {guard<cuda::quantize>},
-    {guard<cuda::allocate>},
-    {guard<cuda::free>},
-    {guard<cuda::copy_to_device>},
-    {guard<cuda::copy_to_host>},
-    {guard<cuda::make_event>},
-    {guard<cuda::destroy_event>},
-    {guard<cuda::record_event>},
-    {guard<cuda::milliseconds>},
 };
 
 }  // namespace

@@ -10,10 +10,10 @@
 
 #include "core/build_facts.h"
 #include "core/cuda_device.h"
-#include "core/cuda_memory.h"
 #include "core/cuda_quantize.h"
 #include "core/device.h"
 #include "core/failure.h"
+#include "core/hip_device.h"
 #include "core/partial.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -51,8 +51,6 @@ struct Border {
   Crossing<void(std::optional<bool>)> set_imma;
   Crossing<std::optional<bool>()> get_imma;
   Crossing<Device(const Environment&, std::optional<int64_t>, const std::string&)> cpu_device;
-  Crossing<Device(int)> cuda_device;
-  Crossing<std::vector<Device>()> cuda_devices;
   Crossing<std::string(const Device&)> name_of, architecture_of;
   Crossing<const std::vector<cpu::Isa>&()> isas;
   Crossing<int64_t(const cpu::Isa&, int64_t)> dot_peak;
@@ -77,23 +75,30 @@ struct Border {
 
   Crossing<BuildFacts()> build_facts;
 
-  // CUDA
+  // GPUs
+  Crossing<bool(DeviceKind)> has_images;
+  Crossing<std::vector<Device>(DeviceKind)> gpu_devices;
+  Crossing<Device(DeviceId)> gpu_device;
+  Crossing<Gpu&(DeviceId)> gpu;
+  Crossing<DeviceId(DeviceKind, const void*, const std::string&)> device_of_memory;
+  Crossing<std::optional<DeviceId>(const void*)> hip_device_of;
+  Crossing<void(Gpu&, Handle, Handle)> order;
+  Crossing<void(Gpu&, Handle)> synchronize;
+  Crossing<Address(Gpu&, int64_t)> allocate;
+  Crossing<void(Gpu&, Address)> free;
+  Crossing<void(Gpu&, Address, const void*, int64_t)> copy_to_device;
+  Crossing<void(Gpu&, void*, Address, int64_t)> copy_to_host;
+  Crossing<Handle(Gpu&)> make_event;
+  Crossing<void(Gpu&, Handle)> destroy_event;
+  Crossing<void(Gpu&, Handle, Handle)> record_event;
+  Crossing<double(Gpu&, Handle, Handle)> milliseconds;
+
+  // CUDA, HIP
   Crossing<const cuda::BuiltImages&()> built_images;
+  Crossing<const hip::BuiltImages&()> built_code_objects;
   Crossing<cuda::Choice(cuda::Vendor, int, const cuda::Image&)> choose;
-  Crossing<cuda::DriverFacts()> cuda_driver;
-  Crossing<cuda::Card&(int)> cuda_card;
-  Crossing<int(const void*, const std::string&)> ordinal_of;
-  Crossing<void(cuda::Card&, cuda::Handle, cuda::Handle)> order;
-  Crossing<void(cuda::Card&, cuda::Handle)> synchronize;
-  Crossing<void(cuda::Card&, const cuda::QuantizeParams&, cuda::Handle)> quantize_on_card;
-  Crossing<cuda::Address(cuda::Card&, int64_t)> allocate;
-  Crossing<void(cuda::Card&, cuda::Address)> free;
-  Crossing<void(cuda::Card&, cuda::Address, const void*, int64_t)> copy_to_device;
-  Crossing<void(cuda::Card&, void*, cuda::Address, int64_t)> copy_to_host;
-  Crossing<cuda::Handle(cuda::Card&)> make_event;
-  Crossing<void(cuda::Card&, cuda::Handle)> destroy_event;
-  Crossing<void(cuda::Card&, cuda::Handle, cuda::Handle)> record_event;
-  Crossing<double(cuda::Card&, cuda::Handle, cuda::Handle)> milliseconds;
+  Crossing<DriverFacts()> cuda_driver, hip_driver;
+  Crossing<void(cuda::Card&, const cuda::QuantizeParams&, Handle)> quantize_on_card;
 };
 
 // The Python module's side. Throws where the library is of another version than the module.

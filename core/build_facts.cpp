@@ -1,6 +1,7 @@
 #include "core/build_facts.h"
 
 #include "core/cuda_images.h"
+#include "core/hip_images.h"
 #include "cpu/cpu.h"
 
 namespace strata_pa {
@@ -20,6 +21,8 @@ BuildFacts build_facts() {
   for (const cpu::Isa& isa : cpu::isas()) facts.cpu_paths.push_back(isa.name);
   facts.nvcc = cuda::built_images().compiler;
   facts.cuda_archs = cuda::built_archs();
+  facts.hip_compiler = hip::built_images().compiler;
+  facts.hip_archs = hip::built_archs();
   return facts;
 }
 

@@ -9,7 +9,9 @@ struct BuildFacts {
   std::string version, compiler, build_type, sanitize;
   std::vector<std::string> cpu_paths;
   std::string nvcc;  // its version; "": a build without CUDA
-  std::vector<std::string> cuda_archs, hip_archs;
+  std::vector<std::string> cuda_archs;
+  std::string hip_compiler;  // "": a build without HIP
+  std::vector<std::string> hip_archs;
 };
 BuildFacts build_facts();
 

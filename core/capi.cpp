@@ -12,11 +12,10 @@
 #include <type_traits>
 
 #include "core/build_facts.h"
-#include "core/cuda_device.h"
-#include "core/cuda_memory.h"
 #include "core/device.h"
 #include "core/partial.h"
 #include "core/failure.h"
+#include "core/gpu.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/quantize.h"
@@ -133,7 +132,7 @@ struct Checked {
     p.out = c.out, p.out_stride = c.out_stride, p.out_head_stride = c.out_head_stride;
     p.lse = c.lse, p.lse_stride = c.lse_stride;
     check_problem(p);
-    if (device.id.kind == DeviceKind::kCUDA) {
+    if (device.id.kind != DeviceKind::kCPU) {
       check_memory(device, {{"q", p.q, p.n_q}, {"ids", p.ids, p.n_q * p.cap}, {"widths", p.widths, p.n_q}, {"page_table", p.page_table, p.max_pages}});
       check_memory(device, {{"k", p.k, p.pages}, {"v", p.v, p.pages}, {"k_scale", p.k_scale, p.pages}, {"v_scale", p.v_scale, p.pages}});
     }
@@ -142,7 +141,7 @@ struct Checked {
 
   void check_output(const Device& device) const {
     strata_pa::check_output(p);
-    if (device.id.kind == DeviceKind::kCUDA) check_memory(device, {{"out", p.out, p.n_q}, {"lse", p.lse, p.n_q}});
+    if (device.id.kind != DeviceKind::kCPU) check_memory(device, {{"out", p.out, p.n_q}, {"lse", p.lse, p.n_q}});
   }
 
  private:
@@ -155,8 +154,9 @@ struct Checked {
   static void check_memory(const Device& device, std::initializer_list<Array> arrays) {
     for (const Array& a : arrays) {
       if (!a.data || a.size == 0) continue;
-      int ordinal = cuda::ordinal_of(a.data, a.name);
-      if (ordinal != device.id.ordinal) throw InvalidInput(text(a.name, " is memory of cuda:", ordinal, ", the context is of ", device.name()));
+      int ordinal = device_of_memory(device.id.kind, a.data, a.name).ordinal;
+      if (ordinal != device.id.ordinal)
+        throw InvalidInput(text(a.name, " is memory of ", backend_name(device.id.kind), ":", ordinal, ", the context is of ", device.name()));
     }
   }
 };
@@ -167,10 +167,11 @@ Device device_of(int32_t kind, int32_t ordinal, std::optional<int64_t> num_threa
       if (ordinal != 0) throw UnsupportedDevice(text("there is one CPU device, of ordinal 0, got ", ordinal));
       return cpu_device(read_environment(), num_threads, isa);
     case STRATA_PA_CUDA:
-      if (cuda::built_images().images.empty()) throw UnsupportedDevice("this build is without CUDA (STRATA_PA_CUDA=OFF)");
-      return cuda_device(ordinal);
+      if (!has_images(DeviceKind::kCUDA)) throw UnsupportedDevice("this build is without CUDA (STRATA_PA_CUDA=OFF)");
+      return gpu_device({DeviceKind::kCUDA, ordinal});
     case STRATA_PA_HIP:
-      throw UnsupportedDevice("this build is without HIP (STRATA_PA_HIP=OFF)");
+      if (!has_images(DeviceKind::kHIP)) throw UnsupportedDevice("this build is without HIP (STRATA_PA_HIP=OFF)");
+      return gpu_device({DeviceKind::kHIP, ordinal});
     default:
       throw InvalidType(text("options->device must be STRATA_PA_CPU (0), STRATA_PA_CUDA (1) or STRATA_PA_HIP (2), got ", kind));
   }
@@ -243,7 +244,7 @@ const char* strata_pa_build_info(void) {
       BuildFacts f = build_facts();
       return text("{\"version\": ", quoted(f.version), ", \"compiler\": ", quoted(f.compiler), ", \"build_type\": ", quoted(f.build_type), ", \"sanitize\": ",
                   quoted(f.sanitize), ", \"cpu_paths\": ", quoted(f.cpu_paths), ", \"nvcc\": ", quoted(f.nvcc), ", \"cuda_archs\": ", quoted(f.cuda_archs),
-                  ", \"hip_archs\": ", quoted(f.hip_archs), "}");
+                  ", \"hip_compiler\": ", quoted(f.hip_compiler), ", \"hip_archs\": ", quoted(f.hip_archs), "}");
     }();
     info = json.c_str();
   });
@@ -466,7 +467,7 @@ strata_pa_status strata_pa_allocate(const strata_pa_context* context, size_t byt
     if (is_cpu(device))
       *memory = ::operator new(std::max<size_t>(bytes, 1), std::align_val_t{kAlignment});
     else
-      *memory = reinterpret_cast<void*>(cuda::allocate(*device.card, static_cast<int64_t>(bytes)));
+      *memory = reinterpret_cast<void*>(device.gpu->allocate(static_cast<int64_t>(bytes)));
   });
 }
 
@@ -477,7 +478,7 @@ strata_pa_status strata_pa_release(const strata_pa_context* context, void* memor
     if (is_cpu(device))
       ::operator delete(memory, std::align_val_t{kAlignment});
     else
-      cuda::free(*device.card, reinterpret_cast<cuda::Address>(memory));
+      device.gpu->free(reinterpret_cast<Address>(memory));
   });
 }
 
@@ -489,7 +490,7 @@ strata_pa_status strata_pa_upload(const strata_pa_context* context, void* to, co
     if (is_cpu(device))
       std::memcpy(to, from, bytes);
     else
-      cuda::copy_to_device(*device.card, reinterpret_cast<cuda::Address>(to), from, static_cast<int64_t>(bytes));
+      device.gpu->copy_to_device(reinterpret_cast<Address>(to), from, static_cast<int64_t>(bytes));
   });
 }
 
@@ -501,7 +502,7 @@ strata_pa_status strata_pa_download(const strata_pa_context* context, void* to, 
     if (is_cpu(device))
       std::memcpy(to, from, bytes);
     else
-      cuda::copy_to_host(*device.card, to, reinterpret_cast<cuda::Address>(from), static_cast<int64_t>(bytes));
+      device.gpu->copy_to_host(to, reinterpret_cast<Address>(from), static_cast<int64_t>(bytes));
   });
 }
 
@@ -509,7 +510,7 @@ strata_pa_status strata_pa_synchronize(const strata_pa_context* context, void* s
   return guarded([&] {
     const Device& device = need(context, "context").device;
     if (!is_cpu(device))
-      cuda::synchronize(*device.card, stream);
+      device.gpu->synchronize(stream);
     else if (stream)
       throw InvalidInput("stream must be NULL on a CPU");
   });

@@ -12,14 +12,6 @@ namespace {
 // Above this a function's limit must be raised first.
 constexpr uint32_t kSharedByDefault = 48 << 10;
 
-// Refusals that will be the same next time: invalid value, image, source or PTX, no binary or no compiler for the card, not found.
-// Others (out of memory, an error of earlier work) say nothing about the kernel.
-bool is_final(Status status) {
-  for (Status s : {1, 200, 209, 218, 221, 222, 223, 300, 500, 801})
-    if (s == status) return true;
-  return false;
-}
-
 // Capture forbids a thread to load modules, unless it says that it knows what it does. Nothing here touches the captured stream.
 class Relaxed {
  public:
@@ -34,18 +26,19 @@ class Relaxed {
 
 }  // namespace
 
-Card::Card(Driver& d, int n) : driver(d), ordinal(n) {
+Card::Card(Driver& d, int n) : Gpu({DeviceKind::kCUDA, n}), driver(d), ordinal(n) {
   driver(driver.device_get, &device_, ordinal);
-  char text[256] = "";
-  driver(driver.device_name, text, int{sizeof text}, device_);
-  text[sizeof text - 1] = 0;
-  name = text;
+  char words[256] = "";
+  driver(driver.device_name, words, int{sizeof words}, device_);
+  words[sizeof words - 1] = 0;
+  name = words;
   int major = 0, minor = 0;
   driver(driver.device_attribute, &major, int{kComputeMajor}, device_);
   driver(driver.device_attribute, &minor, int{kComputeMinor}, device_);
   driver(driver.device_attribute, &max_shared, int{kSharedPerBlockOptin}, device_);
   driver(driver.device_attribute, &processors, int{kMultiprocessorCount}, device_);
   sm = 10 * major + minor;
+  architecture = text("sm_", sm);
 }
 
 Handle Card::context() {
@@ -106,7 +99,8 @@ Function Card::function(const Image& image, const std::string& symbol, uint32_t 
   return f;
 }
 
-std::string Card::note(const Image& image) {
+std::string Card::note(const char* name) {
+  const Image& image = *find_image(name);
   std::lock_guard<std::mutex> lock(mutex_);
   auto module = modules_.find(image.name);
   int loaded = module == modules_.end() ? 0 : module->second.binary_arch;
@@ -150,10 +144,9 @@ int ordinal_of(const void* address, const std::string& name) {
   return ordinal;
 }
 
-void order(Card& card, Handle earlier, Handle later) {
+void Card::order(Handle earlier, Handle later) {
   if (earlier == later) return;
-  Driver& driver = card.driver;
-  Current current(card);
+  Current current(*this);
   Handle event = nullptr;
   driver(driver.event_create, &event, unsigned{kEventNoTiming});
   Status record = driver.event_record.call(event, earlier);

@@ -8,6 +8,7 @@
 
 #include "core/cuda_driver.h"
 #include "core/cuda_images.h"
+#include "core/gpu.h"
 
 namespace strata_pa::cuda {
 
@@ -18,17 +19,13 @@ struct Function {
   uint32_t shared_bytes = 0;  // of dynamic shared memory that are allowed
 };
 
-class Card {
+class Card : public Gpu {
  public:
   Card(Driver& driver, int ordinal);
-  Card(const Card&) = delete;
 
   Driver& driver;
   const int ordinal;
-  std::string name;    // "NVIDIA H200"
-  int sm = 0;          // 10 * major + minor
-  int max_shared = 0;  // bytes that a block may take
-  int processors = 0;
+  int sm = 0;  // 10 * major + minor
 
   // Loads the function and raises its limit of dynamic shared memory where that is needed. What the driver refuses for good (no code for
   // this card, no such function, too much shared memory) gives a reason and is not tried again; other failures throw DriverError.
@@ -36,7 +33,18 @@ class Card {
   Function function(const Image& image, const std::string& symbol, uint32_t shared_bytes);
 
   // "": a cubin of the image runs here. Else a sentence on what the driver compiles for this card.
-  std::string note(const Image& image);
+  std::string note(const char* image) override;
+
+  void order(Handle earlier, Handle later) override;
+  void synchronize(Handle stream) override;
+  Address allocate(int64_t bytes) override;
+  void free(Address address) override;
+  void copy_to_device(Address to, const void* from, int64_t bytes) override;
+  void copy_to_host(void* to, Address from, int64_t bytes) override;
+  Handle make_event() override;
+  void destroy_event(Handle event) override;
+  void record_event(Handle event, Handle stream) override;
+  double milliseconds(Handle first, Handle last) override;
 
  private:
   friend class Current;
@@ -73,7 +81,6 @@ class Current {
 // The device that an address belongs to.
 int ordinal_of(const void* address, const std::string& name);
 
-// Work that is on `later` from now on waits for what is on `earlier`.
-void order(Card& card, Handle earlier, Handle later);
+DriverFacts driver_facts();
 
 }  // namespace strata_pa::cuda

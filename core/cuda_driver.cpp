@@ -1,7 +1,5 @@
 #include "core/cuda_driver.h"
 
-#include <dlfcn.h>
-
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,18 +12,7 @@ namespace strata_pa::cuda {
 
 std::string version_text(int version) { return text(version / 1000, ".", version % 1000 / 10); }
 
-template <class... A>
-void Driver::find(Entry<A...>& entry) {
-  entry.call = reinterpret_cast<Status (*)(A...)>(dlsym(library_, entry.name));
-  if (!entry.call) throw UnsupportedDevice(text("the CUDA driver ", path, " has no ", entry.name));
-}
-
-Driver::Driver(const std::string& where) : path(where) {
-  library_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library_) {
-    const char* why = dlerror();
-    throw UnsupportedDevice(text("the CUDA driver cannot be opened: ", why ? why : path.c_str()));
-  }
+Driver::Driver(const std::string& where) : DriverLibrary(where, "the CUDA driver") {
   // The version first: an old driver lacks some of the rest, and should be told what it is.
   find(driver_version), find(error_name), find(error_string), find(init);
   (*this)(driver_version, &version);
@@ -50,13 +37,11 @@ Driver& Driver::get() {
   return *driver;
 }
 
-std::string Driver::describe(const char* name, Status status) const {
+std::string Driver::describe(const char* call, Status status) const {
   const char *code = nullptr, *words = nullptr;
   error_name.call(status, &code);
   error_string.call(status, &words);
-  return text(name, ": ", code ? code : "status", code ? "" : text(" ", status), words ? text(" (", words, ")") : "");
+  return describe_status(call, status, code, words);
 }
-
-void Driver::fail(const char* name, Status status) const { throw DriverError(describe(name, status)); }
 
 }  // namespace strata_pa::cuda

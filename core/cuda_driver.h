@@ -3,11 +3,12 @@
 #include <cstddef>
 #include <string>
 
+#include "core/driver_library.h"
+#include "core/gpu.h"
+
 namespace strata_pa::cuda {
 
 using Status = int;  // CUresult
-using Handle = void*;  // CUcontext, CUmodule, CUfunction, CUstream, CUevent
-using Address = unsigned long long;  // CUdeviceptr
 
 enum DeviceAttribute { kMultiprocessorCount = 16, kSharedPerBlockOptin = 97, kComputeMajor = 75, kComputeMinor = 76 };
 enum FunctionAttribute { kLocalBytes = 3, kBinaryVersion = 6, kMaxDynamicShared = 8 };
@@ -15,28 +16,15 @@ enum PointerAttribute { kPointerOrdinal = 9 };
 enum CaptureMode { kCaptureRelaxed = 2 };
 enum EventFlags { kEventDefault = 0, kEventNoTiming = 2 };
 
-// An entry point: its exported name and its address.
-template <class... A>
-struct Entry {
-  const char* name;
-  Status (*call)(A...) = nullptr;
-};
-
-class Driver {
+class Driver : public DriverLibrary {
  public:
   // The driver that STRATA_PA_CUDA_DRIVER names, else libcuda.so.1; each library is opened once and kept.
   // Throws UnsupportedDevice: no such library, no device, or a driver that is too old.
   static Driver& get();
 
-  // Calls an entry point; a status other than 0 becomes a DriverError with the call's name and the driver's text.
-  template <class... A, class... B>
-  void operator()(const Entry<A...>& entry, B... arguments) const {
-    if (Status status = entry.call(arguments...)) fail(entry.name, status);
-  }
-  std::string describe(const char* name, Status status) const;
+  std::string describe(const char* call, Status status) const override;
 
   int version = 0;  // of CUDA that the driver supports: 1000 * major + 10 * minor
-  std::string path;
 
   Entry<unsigned> init{"cuInit"};
   Entry<int*> driver_version{"cuDriverGetVersion"};
@@ -70,11 +58,6 @@ class Driver {
 
  private:
   explicit Driver(const std::string& path);
-  [[noreturn]] void fail(const char* name, Status status) const;
-  template <class... A>
-  void find(Entry<A...>& entry);
-
-  void* library_ = nullptr;
 };
 
 std::string version_text(int version);  // 13000 -> "13.0"

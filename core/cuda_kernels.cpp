@@ -1,20 +1,16 @@
 #include "core/cuda_kernels.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "core/cuda_device.h"
 #include "core/errors.h"
+#include "core/gpu_params.h"
 #include "core/table.h"
 #include "cuda/exact_tile_sm80.h"
 #include "cuda/tile_launch.h"
 
 namespace strata_pa::cuda {
 namespace {
-
-constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
-constexpr int64_t kAlignment = 16;  // of a cell's codes: kernels copy 16 bytes at once
 
 const char* name_of(KernelId id) {
   switch (id) {
@@ -29,95 +25,6 @@ const char* name_of(KernelId id) {
     default:
       return "exact";
   }
-}
-
-int32_t log2_of(int64_t power_of_two) {
-  int32_t log = 0;
-  while ((int64_t{1} << log) < power_of_two) ++log;
-  return log;
-}
-
-PoolStride pool_stride(const Problem::Pool& s) { return {s.head, static_cast<int32_t>(s.page), static_cast<int32_t>(s.slot)}; }
-
-// Everything but the queries and sequences of one launch.
-Params whole_params(KernelId id, const Problem& p) {
-  Params x = {};
-  x.k = p.k, x.v = p.v, x.k_scale = p.k_scale, x.v_scale = p.v_scale;
-  x.q_stride = p.q_stride, x.q_head_stride = p.q_head_stride;
-  x.out_stride = p.out_stride, x.out_head_stride = p.out_head_stride, x.lse_stride = p.lse_stride;
-  x.page_table_stride = p.page_table_stride;
-  x.ids_stride = p.ids_stride, x.ids_head_stride = p.ids_head_stride, x.widths_stride = p.widths_stride;
-  x.k_stride = pool_stride(p.k_stride), x.v_stride = pool_stride(p.v_stride);
-  x.k_scale_stride = pool_stride(p.k_scale_stride), x.v_scale_stride = pool_stride(p.v_scale_stride);
-  x.n_kv = static_cast<int32_t>(p.n_kv);
-  x.heads_per_kv = static_cast<int32_t>(p.heads_per_kv());
-  x.group = static_cast<int32_t>(p.group);
-  x.pages = static_cast<int32_t>(p.pages);
-  x.max_pages = static_cast<int32_t>(p.max_pages);
-  set_page_size(x, static_cast<int32_t>(p.page_size));
-  x.cap = static_cast<int32_t>(p.cap);
-  x.granularity_log2 = log2_of(p.granularity);
-  x.causal = p.causal;
-  x.window_left = static_cast<int32_t>(p.window_left);
-  x.dtype = static_cast<int32_t>(p.dtype);
-  x.score_scale = score_scale(id, p.sm_scale);
-  x.max_entries = static_cast<int32_t>(p.max_entries());
-  if (p.pages == 0) {
-    // In place of a masked cell's codes the kernels load those of page 0 and do not use them. Without a page: head_dim bytes of q's first row, which
-    // has twice as many at least.
-    x.k = x.v = reinterpret_cast<const int8_t*>((reinterpret_cast<uintptr_t>(p.q) + kAlignment - 1) / kAlignment * kAlignment);
-    x.k_stride = x.v_stride = PoolStride{};
-  }
-  return x;
-}
-
-// The rows first .. first + n_q - 1 of the problem, which lie in the sequences s .. s + n_seq - 1.
-void set_rows(Params& x, const Problem& p, int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
-  const int64_t bytes = dtype_bytes(p.dtype);
-  x.q = static_cast<const char*>(p.q) + first * p.q_stride * bytes;
-  x.out = static_cast<char*>(p.out) + first * p.out_stride * bytes;
-  x.lse = p.lse ? p.lse + first * p.lse_stride : nullptr;
-  x.ids = p.ids ? p.ids + first * p.ids_stride : nullptr;
-  x.widths = p.widths ? p.widths + first * p.widths_stride : nullptr;
-  x.page_table = p.page_table + s * p.page_table_stride;
-  x.n_q = static_cast<int32_t>(n_q);
-  x.n_seq = static_cast<int32_t>(n_seq);
-  // A sequence that goes on in the next launch ends past this one's rows: positions count from its end.
-  for (int64_t i = 0; i < n_seq; ++i) x.seq[i] = {static_cast<int32_t>(p.cu_seqlens_q[s + i + 1] - first), p.kv_len[s + i]};
-}
-
-// One launch serves at most kMaxSequences sequences and a grid that the hardware can count.
-template <class Work>
-void for_each_launch(const Problem& p, const Work& work) {
-  const int64_t most_rows = std::max<int64_t>(1, kInt32Max / p.n_kv);
-  const int32_t* cu = p.cu_seqlens_q;
-  int64_t first = 0, s = 0;
-  while (first < p.n_q) {
-    while (cu[s + 1] <= first) ++s;
-    const int64_t last_s = std::min<int64_t>(p.n_seq, s + kMaxSequences);
-    const int64_t end = std::min<int64_t>(cu[last_s], first + most_rows);
-    int64_t n_seq = 1;
-    while (cu[s + n_seq] < end) ++n_seq;
-    work(first, end - first, s, n_seq);
-    first = end;
-  }
-}
-
-void check_pool(const char* name, const Problem::Pool& stride, const Problem& p, std::vector<std::string>& reasons) {
-  if (p.pages > 1 && stride.page > kInt32Max)
-    reasons.push_back(text(name, "'s pages are ", stride.page, " elements apart, more than ", kInt32Max));
-  if (p.page_size > 1 && stride.slot > kInt32Max)
-    reasons.push_back(text(name, "'s cells are ", stride.slot, " elements apart, more than ", kInt32Max));
-}
-
-void check_codes(const char* name, const void* data, const Problem::Pool& s, const Problem& p, std::vector<std::string>& reasons) {
-  if (p.pages == 0) return;
-  if (uintptr_t rest = reinterpret_cast<uintptr_t>(data) % kAlignment)
-    reasons.push_back(text(name, "'s address is not a multiple of ", kAlignment, " bytes (the remainder is ", rest, ")"));
-  const std::pair<const char*, int64_t> strides[] = {
-      {"page", p.pages > 1 ? s.page : 0}, {"KV head", p.n_kv > 1 ? s.head : 0}, {"cell", p.page_size > 1 ? s.slot : 0}};
-  for (auto [what, stride] : strides)
-    if (stride % kAlignment != 0) reasons.push_back(text(name, "'s stride of a ", what, ", ", stride, " bytes, is not a multiple of ", kAlignment));
 }
 
 Config config_of(KernelId id, const Problem& p, const Params& x) { return config(id, x, static_cast<int32_t>(p.head_dim)); }
@@ -137,7 +44,7 @@ bool tiled(KernelId id, const Problem& p, const Device& device, Params& x) {
   if (id != KernelId::kExact || p.n_q == 0 || p.n_seq != 1 || p.head_dim != 256 || p.n_q > kInt32Max / p.n_kv) return false;
   const Image* image = find_image(kTileImage);
   if (!image || choose(Vendor::kNvidia, device.sm, *image).kind != Choice::kCubin || device.card->max_shared < static_cast<int>(tile::kSharedBytes)) return false;
-  x = whole_params(id, p);
+  x = whole_params(p, score_scale(id, p.sm_scale));
   set_rows(x, p, 0, p.n_q, 0, 1);
   return tile::serves(x, pool_bytes(p));
 }
@@ -215,8 +122,8 @@ Function load(KernelId id, const char* image, const Problem& p, Card& card, uint
 void launch_part(const Problem& p, Card& card, const Launch& launch) {
   const Image* image = find_image(kPartImage);
   if (!image) throw UnsupportedProblem(text("this build has no image ", kPartImage, ": partial states of exact are computed in host memory only"));
-  Params x = whole_params(KernelId::kExact, p);
-  for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
+  Params x = whole_params(p, score_scale(KernelId::kExact, p.sm_scale));
+  for_each_launch(p, kInt32Max, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);
     Config c = config_of(KernelId::kExact, p, x);
     Function f = card.function(*image, text("strata_exact_part_d", p.head_dim, "_g", p.group), c.shared_bytes);
@@ -238,13 +145,7 @@ std::string symbol(KernelId id, const Problem& p) {
 }
 
 std::vector<std::string> not_supported_reasons(KernelId id, const Problem& p, const Device& device) {
-  std::vector<std::string> reasons;
-  check_codes("k", p.k, p.k_stride, p, reasons);
-  check_codes("v", p.v, p.v_stride, p, reasons);
-  check_pool("k", p.k_stride, p, reasons);
-  check_pool("v", p.v_stride, p, reasons);
-  check_pool("k_scale", p.k_scale_stride, p, reasons);
-  check_pool("v_scale", p.v_scale_stride, p, reasons);
+  std::vector<std::string> reasons = layout_reasons(p);
   Params x = {};
   x.n_kv = 1, x.heads_per_kv = static_cast<int32_t>(p.heads_per_kv()), x.group = static_cast<int32_t>(p.group);
   x.max_entries = static_cast<int32_t>(std::min(p.max_entries(), kInt32Max));
@@ -254,7 +155,7 @@ std::vector<std::string> not_supported_reasons(KernelId id, const Problem& p, co
 }
 
 std::string prepare(KernelId id, const char* image, const Problem& p, const Device& device) {
-  return load(id, image, p, *device.card, config_of(id, p, whole_params(id, p)).shared_bytes).reason;
+  return load(id, image, p, *device.card, config_of(id, p, whole_params(p, score_scale(id, p.sm_scale))).shared_bytes).reason;
 }
 
 int64_t workspace(KernelId id, const Problem& p, const Device& device) {
@@ -262,8 +163,8 @@ int64_t workspace(KernelId id, const Problem& p, const Device& device) {
   Tiles t;
   if (tiled(id, p, device, x)) return tile::plan(x, device.card->processors, nullptr, t);
   int64_t most = 0;
-  x = whole_params(id, p);
-  for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
+  x = whole_params(p, score_scale(id, p.sm_scale));
+  for_each_launch(p, kInt32Max, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);
     std::vector<RowsStep> steps;
     most = std::max(most, plan_rows(id, p, device, x, nullptr, steps));
@@ -278,8 +179,8 @@ void launch(KernelId id, const char* image, const Problem& p, const Device& devi
   Params x;
   const bool one_form = tiled(id, p, device, x);  // whose workspace it is then
   if (launch.workspace && one_form && launch_tiled(p, device, launch, x)) return;
-  x = whole_params(id, p);
-  for_each_launch(p, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
+  x = whole_params(p, score_scale(id, p.sm_scale));
+  for_each_launch(p, kInt32Max, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);
     if (launch.workspace && !one_form && launch_rows(id, image, p, device, launch, x)) return;
     Config c = config_of(id, p, x);

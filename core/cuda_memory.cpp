@@ -1,4 +1,5 @@
-#include "core/cuda_memory.h"
+// Device memory, streams and events of a card.
+#include "core/cuda_device.h"
 
 #include <algorithm>
 
@@ -6,55 +7,55 @@
 
 namespace strata_pa::cuda {
 
-Address allocate(Card& card, int64_t bytes) {
+Address Card::allocate(int64_t bytes) {
   if (bytes < 0) throw InvalidInput(text("bytes must not be negative, got ", bytes));
-  Current current(card);
+  Current current(*this);
   Address address = 0;
-  card.driver(card.driver.allocate, &address, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+  driver(driver.allocate, &address, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
   return address;
 }
 
-void free(Card& card, Address address) {
-  Current current(card);
-  card.driver(card.driver.free, address);
+void Card::free(Address address) {
+  Current current(*this);
+  driver(driver.free, address);
 }
 
-void copy_to_device(Card& card, Address to, const void* from, int64_t bytes) {
-  Current current(card);
-  if (bytes) card.driver(card.driver.copy_to_device, to, from, static_cast<size_t>(bytes));
+void Card::copy_to_device(Address to, const void* from, int64_t bytes) {
+  Current current(*this);
+  if (bytes) driver(driver.copy_to_device, to, from, static_cast<size_t>(bytes));
 }
 
-void copy_to_host(Card& card, void* to, Address from, int64_t bytes) {
-  Current current(card);
-  if (bytes) card.driver(card.driver.copy_to_host, to, from, static_cast<size_t>(bytes));
+void Card::copy_to_host(void* to, Address from, int64_t bytes) {
+  Current current(*this);
+  if (bytes) driver(driver.copy_to_host, to, from, static_cast<size_t>(bytes));
 }
 
-void synchronize(Card& card, Handle stream) {
-  Current current(card);
-  card.driver(card.driver.synchronize, stream);
+void Card::synchronize(Handle stream) {
+  Current current(*this);
+  driver(driver.synchronize, stream);
 }
 
-Handle make_event(Card& card) {
-  Current current(card);
+Handle Card::make_event() {
+  Current current(*this);
   Handle event = nullptr;
-  card.driver(card.driver.event_create, &event, unsigned{kEventDefault});
+  driver(driver.event_create, &event, unsigned{kEventDefault});
   return event;
 }
 
-void destroy_event(Card& card, Handle event) {
-  Current current(card);
-  card.driver(card.driver.event_destroy, event);
+void Card::destroy_event(Handle event) {
+  Current current(*this);
+  driver(driver.event_destroy, event);
 }
 
-void record_event(Card& card, Handle event, Handle stream) {
-  Current current(card);
-  card.driver(card.driver.event_record, event, stream);
+void Card::record_event(Handle event, Handle stream) {
+  Current current(*this);
+  driver(driver.event_record, event, stream);
 }
 
-double milliseconds(Card& card, Handle first, Handle last) {
-  Current current(card);
+double Card::milliseconds(Handle first, Handle last) {
+  Current current(*this);
   float ms = 0;
-  card.driver(card.driver.event_elapsed, &ms, first, last);
+  driver(driver.event_elapsed, &ms, first, last);
   return ms;
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/cuda_device.h"
 #include "core/errors.h"
+#include "core/hip_device.h"
 
 namespace strata_pa {
 namespace {
@@ -35,9 +36,9 @@ const cpu::Isa& forced_isa(const std::string& name, const char* by) {
 
 std::string Device::name() const { return id.kind == DeviceKind::kCPU ? "cpu" : text(backend_name(id.kind), ":", id.ordinal); }
 
-std::string Device::architecture() const { return id.kind == DeviceKind::kCPU ? isa->name : text("sm_", sm); }
+std::string Device::architecture() const { return id.kind == DeviceKind::kCPU ? isa->name : gpu->architecture; }
 
-std::string Device::describe() const { return text(name(), " (", card ? card->name + ", " : "", architecture(), ")"); }
+std::string Device::describe() const { return text(name(), " (", gpu ? gpu->name + ", " : "", architecture(), ")"); }
 
 Device cpu_device(const Environment& environment, std::optional<int64_t> num_threads, const std::string& isa) {
   if (num_threads && (*num_threads < 1 || *num_threads > kMaxThreads))
@@ -52,23 +53,47 @@ Device cpu_device(const Environment& environment, std::optional<int64_t> num_thr
 
 static Device device_of(cuda::Card& card) {
   Device d;
-  d.id = {DeviceKind::kCUDA, card.ordinal};
+  d.id = card.id;
+  d.gpu = d.card = &card;
   d.sm = card.sm;
-  d.card = &card;
   return d;
 }
+static Device device_of(hip::Card& card) {
+  Device d;
+  d.id = card.id;
+  d.gpu = d.hip_card = &card;
+  return d;
+}
+static Device any_device(DeviceId id) { return id.kind == DeviceKind::kHIP ? device_of(hip::card(id.ordinal)) : device_of(cuda::card(id.ordinal)); }
 
-std::vector<Device> cuda_devices() {
+bool has_images(DeviceKind kind) { return kind == DeviceKind::kHIP ? !hip::built_images().images.empty() : !cuda::built_images().images.empty(); }
+
+std::vector<Device> gpu_devices(DeviceKind kind) {
   std::vector<Device> list;
-  for (int i = 0, n = cuda::count_cards(); i < n; ++i) list.push_back(device_of(cuda::card(i)));
+  for (int i = 0, n = kind == DeviceKind::kHIP ? hip::count_cards() : cuda::count_cards(); i < n; ++i) list.push_back(any_device({kind, i}));
   return list;
 }
 
-Device cuda_device(int ordinal) {
-  Device d = device_of(cuda::card(ordinal));
-  std::string why = cuda::refusal(cuda::Vendor::kNvidia, d.sm, d.describe());
+Device gpu_device(DeviceId id) {
+  Device d = any_device(id);
+  std::string why = id.kind == DeviceKind::kHIP ? hip::refusal(d.architecture(), d.describe()) : cuda::refusal(cuda::Vendor::kNvidia, d.sm, d.describe());
   if (!why.empty()) throw UnsupportedDevice(why);
   return d;
+}
+
+Gpu& gpu(DeviceId id) { return *any_device(id).gpu; }
+
+DeviceId device_of_memory(DeviceKind kind, const void* address, const std::string& name) {
+  if (kind == DeviceKind::kCUDA) return {kind, cuda::ordinal_of(address, name)};
+  hip::Driver::get();  // says why there is none
+  if (std::optional<DeviceId> id = hip_device_of(address)) return *id;
+  throw InvalidInput(text(name, " is not memory of a HIP device"));
+}
+
+std::optional<DeviceId> hip_device_of(const void* address) {
+  if (!has_images(DeviceKind::kHIP)) return {};
+  std::optional<int> ordinal = hip::ordinal_of(address);
+  return ordinal ? std::optional<DeviceId>({DeviceKind::kHIP, *ordinal}) : std::nullopt;
 }
 
 }  // namespace strata_pa

@@ -12,7 +12,7 @@ namespace strata_pa {
 // Where the arrays lie. On a card the work is enqueued on the stream: no allocation, no synchronisation.
 struct Memory {
   cuda::Card* card = nullptr;  // null: host memory
-  cuda::Handle stream = nullptr;
+  Handle stream = nullptr;
 };
 
 // From state (A, b, L, O) to p.out and p.lse, which are C-contiguous.

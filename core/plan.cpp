@@ -1,7 +1,7 @@
 #include "core/plan.h"
 
-#include "core/cuda_device.h"
 #include "core/errors.h"
+#include "core/gpu.h"
 
 namespace strata_pa {
 namespace {
@@ -87,8 +87,8 @@ Plan make_plan(const Problem& problem, const Device& device, const std::optional
       c.reasons.push_back(c.kernel->opt_in ? "opt-in, and not switched on" : text(plan.kernel->name, " was chosen (", plan.chosen_by, ")"));
     plan.refused.push_back({c.kernel->name, c.reasons});
   }
-  if (device.card && plan.kernel->image)
-    if (std::string note = device.card->note(*cuda::find_image(plan.kernel->image)); !note.empty()) plan.notes.push_back(note);
+  if (device.gpu && plan.kernel->image)
+    if (std::string note = device.gpu->note(plan.kernel->image); !note.empty()) plan.notes.push_back(note);
   plan.workspace_bytes = plan.kernel->workspace(problem, device);
   return plan;
 }

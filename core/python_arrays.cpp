@@ -10,6 +10,7 @@
 
 #include "core/border.h"
 #include "core/errors.h"
+#include "core/python_stream.h"
 
 namespace py = pybind11;
 
@@ -52,17 +53,26 @@ std::string type_name(py::handle object) { return py::str(py::type::handle_of(ob
   throw InvalidInput(text(name, ": its library does not export it: ", std::string(py::str(error.value()))));
 }
 
+const char* vendor_name(DeviceKind kind) { return kind == DeviceKind::kHIP ? "HIP" : "CUDA"; }
+
 [[noreturn]] void no_backend(const std::string& name, const std::string& device, const char* backend) {
   throw UnsupportedDevice(text(name, " is in the memory of ", device, "; this build is without ", backend, " (STRATA_PA_", backend,
                                "=OFF), and arrays are not copied between devices"));
 }
 
-DeviceId on_cuda(const std::string& name, int64_t id) {
-  if (library().built_images().images.empty()) no_backend(name, text("CUDA device ", id), "CUDA");
-  return {DeviceKind::kCUDA, static_cast<int>(id)};
+// Where an array is whose library says `claimed`. Some of ROCm's libraries say CUDA, so of a GPU's memory the pointer decides.
+DeviceId located(const std::string& name, DeviceId claimed, const void* data) {
+  if (claimed.kind == DeviceKind::kCPU) return claimed;
+  if (data)
+    if (std::optional<DeviceId> id = library().hip_device_of(data)) return *id;
+  if (!library().has_images(claimed.kind)) no_backend(name, text(vendor_name(claimed.kind), " device ", claimed.ordinal), vendor_name(claimed.kind));
+  if (claimed.kind == DeviceKind::kHIP && data) return library().device_of_memory(claimed.kind, data, name);  // says what is wrong
+  return claimed;
 }
 
-DeviceId to_device(const std::string& name, int64_t type, int64_t id) {
+// What a library says by DLPack; refused where no pointer could make it right.
+DeviceId claimed_device(const std::string& name, int64_t type, int64_t id) {
+  DeviceId claimed{DeviceKind::kCPU, static_cast<int>(id)};
   switch (type) {
     case dlpack::kCPU:
     case dlpack::kCUDAHost:
@@ -70,17 +80,20 @@ DeviceId to_device(const std::string& name, int64_t type, int64_t id) {
       return {};
     case dlpack::kCUDA:
     case dlpack::kCUDAManaged:
-      return on_cuda(name, id);
+      claimed.kind = DeviceKind::kCUDA;
+      break;
     case dlpack::kROCM:
-      no_backend(name, text("HIP device ", id), "HIP");
+      claimed.kind = DeviceKind::kHIP;
+      break;
     default:
       throw UnsupportedDevice(text(name, " is on a device of a kind (DLPack type ", type, ") that no backend serves"));
   }
+  return library().has_images(DeviceKind::kHIP) ? claimed : located(name, claimed, nullptr);
 }
 
 DeviceId dlpack_device(py::handle object, const std::string& name) {
   py::tuple device = object.attr("__dlpack_device__")();
-  return to_device(name, py::int_(device[0]).cast<int64_t>(), py::int_(device[1]).cast<int64_t>());
+  return claimed_device(name, py::int_(device[0]).cast<int64_t>(), py::int_(device[1]).cast<int64_t>());
 }
 
 bool has_dlpack(py::handle object) { return py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__"); }
@@ -139,8 +152,9 @@ ArrayView view_dlpack(py::handle object, const std::string& name, int64_t stream
   try {
     a.device = dlpack_device(object, name);
     py::dict arguments;
-    // JAX takes a stream's address only, not the protocol's -1; without one it waits until the array is there.
-    if (a.device.kind == DeviceKind::kCUDA && !is_jax(object)) arguments["stream"] = stream;
+    // JAX takes a stream's address only, not the protocol's -1; without one it waits until the array is there. ROCm's default stream has the number 0.
+    const bool is_default = stream == dlpack_stream(0) && a.device.kind == DeviceKind::kHIP;
+    if (a.device.kind != DeviceKind::kCPU && !is_jax(object)) arguments["stream"] = is_default ? 0 : stream;
     try {
       capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0), **arguments);
     } catch (py::error_already_set& error) {  // a library from before DLPack 1.0
@@ -167,6 +181,7 @@ ArrayView view_dlpack(py::handle object, const std::string& name, int64_t stream
   // JAX arrays are immutable; older exporters cannot say so.
   a.readonly = a.readonly || is_jax(object);
   a.data = static_cast<char*>(t->data) + t->byte_offset;
+  a.device = located(name, a.device, t->data);
   a.dtype = dlpack_dtype(*t);
   if (a.dtype == "bfloat16" || t->dtype.lanes == 1) a.itemsize = t->dtype.bits / 8;
   a.shape.assign(t->shape, t->shape + t->ndim);
@@ -196,13 +211,17 @@ T entry(const py::dict& d, const char* key, const std::string& name) {
 }
 bool has_entry(const py::dict& d, const char* key) { return d.contains(key) && !d[key].is_none(); }
 
-using Address = std::pair<int64_t, bool>;  // and whether it is read-only
+using DataPair = std::pair<int64_t, bool>;  // an address, and whether it is read-only
 
 // An array without elements has no address, and is nowhere.
 DeviceId interface_device(const py::dict& d, const std::string& name) {
-  if (library().built_images().images.empty()) no_backend(name, "a CUDA device", "CUDA");
-  int64_t address = entry<Address>(d, "data", name).first;
-  return on_cuda(name, address ? library().ordinal_of(reinterpret_cast<void*>(address), name) : 0);
+  const bool cuda = library().has_images(DeviceKind::kCUDA);
+  if (!cuda && !library().has_images(DeviceKind::kHIP)) no_backend(name, "a CUDA device", "CUDA");
+  const DeviceKind other = cuda ? DeviceKind::kCUDA : DeviceKind::kHIP;
+  auto* data = reinterpret_cast<void*>(entry<DataPair>(d, "data", name).first);
+  if (!data) return {other, 0};
+  std::optional<DeviceId> id = library().hip_device_of(data);
+  return id ? *id : library().device_of_memory(other, data, name);
 }
 
 std::string interface_dtype(const std::string& typestr, int64_t& itemsize) {
@@ -219,7 +238,7 @@ ArrayView view_interface(py::handle object, const std::string& name) {
   a.owner = py::reinterpret_borrow<py::object>(object);
   a.device = interface_device(d, name);
   if (has_entry(d, "mask")) throw InvalidType(text(name, " has a mask; masks are not served"));
-  auto [address, readonly] = entry<Address>(d, "data", name);
+  auto [address, readonly] = entry<DataPair>(d, "data", name);
   a.data = reinterpret_cast<void*>(address);
   a.readonly = readonly;
   a.shape = entry<std::vector<int64_t>>(d, "shape", name);
@@ -259,7 +278,8 @@ std::optional<DeviceId> device_of(py::handle object, const std::string& name) {
 
 void need_host(const ArrayView& a) {
   if (a.device.kind != DeviceKind::kCPU)
-    throw UnsupportedDevice(text(a.name, " is in the memory of a CUDA device (cuda:", a.device.ordinal, "); it must be in host memory"));
+    throw UnsupportedDevice(text(a.name, " is in the memory of a ", vendor_name(a.device.kind), " device (", backend_name(a.device.kind), ":", a.device.ordinal,
+                                 "); it must be in host memory"));
 }
 
 ArrayView view_array(py::handle object, const std::string& name, int64_t stream) {

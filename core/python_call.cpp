@@ -66,7 +66,7 @@ ArrayView Call::view(py::handle object, const std::string& name, const std::vect
 }
 
 Call::Call(const CallArguments& a) : environment_(library().read_environment()) {
-  if (std::optional<DeviceId> at = device_of(a.q, "q"); at && at->kind == DeviceKind::kCUDA) stream_ = resolve_stream(a.stream, a.q, at->ordinal);
+  if (std::optional<DeviceId> at = device_of(a.q, "q"); at && at->kind != DeviceKind::kCPU) stream_ = resolve_stream(a.stream, a.q, at->ordinal);
   std::vector<ArrayView> lists;
   auto keep = [&lists](ArrayView view) { lists.push_back(std::move(view)); };
 
@@ -162,21 +162,21 @@ void Call::set_device(const CallArguments& a) {
   if (!a.num_threads.is_none()) throw InvalidInput("num_threads is for arrays in host memory; these are on a GPU");
   {
     py::gil_scoped_release release;
-    device_ = library().cuda_device(p_.device.ordinal);
+    device_ = library().gpu_device(p_.device);
   }
-  wait_for_producers(views_, *device_.card, stream_.address);
+  wait_for_producers(views_, *device_.gpu, stream_.address);
 }
 
-void wait_for_producers(const std::vector<ArrayView>& views, cuda::Card& card, int64_t stream) {
+void wait_for_producers(const std::vector<ArrayView>& views, Gpu& gpu, int64_t stream) {
   for (const ArrayView& view : views)
     if (view.producer_stream && dlpack_stream(*view.producer_stream) != dlpack_stream(stream))
-      library().order(card, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream));
+      library().order(gpu, reinterpret_cast<void*>(*view.producer_stream), reinterpret_cast<void*>(stream));
 }
 
 void Call::synchronize() const {
-  if (!device_.card) return;
+  if (!device_.gpu) return;
   py::gil_scoped_release release;
-  library().synchronize(*device_.card, reinterpret_cast<void*>(stream_.address));
+  library().synchronize(*device_.gpu, reinterpret_cast<void*>(stream_.address));
 }
 
 std::string Call::device() const { return library().name_of(device_); }
@@ -210,7 +210,7 @@ void Call::bind_output(py::object out, py::object lse, bool fresh) {
       for (const ArrayView& input : views_)
         if (input.size() > 0) check_same_device(input, a);
   }
-  if (device_.card) wait_for_producers(written, *device_.card, stream_.address);
+  if (device_.gpu) wait_for_producers(written, *device_.gpu, stream_.address);
   for (ArrayView& a : written) views_.push_back(std::move(a));
   library().check_output(p_);
 }
@@ -228,7 +228,7 @@ void* Call::bind_workspace(py::object workspace) {
     throw InvalidInput(text("workspace's address is not a multiple of ", kAlignment, " bytes (the remainder is ", rest, ")"));
   for (const ArrayView& input : views_)
     if (input.size() > 0) check_same_device(input, a);
-  wait_for_producers({a}, *device_.card, stream_.address);
+  wait_for_producers({a}, *device_.gpu, stream_.address);
   views_.push_back(std::move(a));
   return views_.back().data;
 }
@@ -246,10 +246,10 @@ const Plan& Call::run(py::object out, py::object lse, bool fresh, py::object wor
 // An array of partial state, where the problem is.
 template <class T>
 T* Call::state(py::handle object, const std::string& name, const std::vector<int64_t>& shape, Access access) {
-  T* data = static_cast<T*>(contiguous(object, name, dtype_of<T>(), shape, access, views_, device_.card ? &stream_ : nullptr));
+  T* data = static_cast<T*>(contiguous(object, name, dtype_of<T>(), shape, access, views_, device_.gpu ? &stream_ : nullptr));
   const ArrayView& last = views_.back();
   if (last.size() > 0 && p_.n_q > 0) check_same_device(views_.front(), last);
-  if (device_.card) wait_for_producers({last}, *device_.card, stream_.address);
+  if (device_.gpu) wait_for_producers({last}, *device_.gpu, stream_.address);
   return data;
 }
 

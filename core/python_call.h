@@ -76,7 +76,7 @@ class Call {
 void check_same_device(const ArrayView& a, const ArrayView& b);
 
 // Makes the stream wait for those who wrote the arrays (__cuda_array_interface__).
-void wait_for_producers(const std::vector<ArrayView>& views, cuda::Card& card, int64_t stream);
+void wait_for_producers(const std::vector<ArrayView>& views, Gpu& gpu, int64_t stream);
 
 // The memory of a C-contiguous array of exactly this dtype and shape; its view is kept. Host memory, or with a stream that of a GPU.
 void* contiguous(pybind11::handle object, const std::string& name, const char* dtype, const std::vector<int64_t>& shape, Access access,

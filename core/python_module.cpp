@@ -125,7 +125,7 @@ py::dict device_dict(const Device& device) {
   py::dict d;
   d["device"] = library().name_of(device);
   d["backend"] = backend_name(device.id.kind);
-  d["name"] = device.card ? device.card->name : "";
+  d["name"] = device.gpu ? device.gpu->name : "";
   d["architecture"] = library().architecture_of(device);
   d["num_threads"] = device.num_threads;
   d["default"] = has.kernels.empty() ? py::object(py::none()) : py::str(has.kernels[0]->name);
@@ -135,17 +135,18 @@ py::dict device_dict(const Device& device) {
   return d;
 }
 
-// The CPU, then the CUDA devices: none where there is no usable driver, which cuda_driver() tells.
+// The CPU, then the GPUs: none of a vendor without a usable driver, which cuda_driver() and hip_driver() tell.
 py::list devices() {
   py::list list;
   list.append(device_dict(library().cpu_device(library().read_environment(), {}, "")));
-  if (library().built_images().images.empty()) return list;
-  std::vector<Device> cards;
-  try {
-    cards = library().cuda_devices();
-  } catch (const UnsupportedDevice&) {
+  for (DeviceKind kind : {DeviceKind::kCUDA, DeviceKind::kHIP}) {
+    std::vector<Device> cards;
+    try {
+      if (library().has_images(kind)) cards = library().gpu_devices(kind);
+    } catch (const UnsupportedDevice&) {
+    }
+    for (const Device& device : cards) list.append(device_dict(device));
   }
-  for (const Device& device : cards) list.append(device_dict(device));
   return list;
 }
 
@@ -161,6 +162,7 @@ py::dict build_info() {
   d["cpu_paths"] = facts.cpu_paths;
   d["nvcc"] = facts.nvcc;
   d["cuda_archs"] = facts.cuda_archs;
+  d["hip_compiler"] = facts.hip_compiler;
   d["hip_archs"] = facts.hip_archs;
   return d;
 }
@@ -216,7 +218,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   library();
   add_errors(m);
 
-  add_cuda(m);
+  add_gpus(m);
   add_quantize(m);
   add_partial(m);
   m.def("kernels", &kernels);

@@ -4,7 +4,7 @@
 
 namespace strata_pa {
 
-void add_cuda(pybind11::module_& m);      // core/python_cuda.cpp
+void add_gpus(pybind11::module_& m);      // core/python_gpus.cpp
 void add_quantize(pybind11::module_& m);  // core/python_quantize.cpp
 void add_partial(pybind11::module_& m);   // core/python_partial.cpp
 

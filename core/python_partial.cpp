@@ -23,13 +23,15 @@ class Arrays {
     if (at->kind == DeviceKind::kHIP) throw UnsupportedDevice(text(name, " is on hip:", at->ordinal, "; partial results there are not in this version"));
     stream_ = resolve_stream(py::none(), first, at->ordinal);
     py::gil_scoped_release release;
-    memory_.card = library().cuda_device(at->ordinal).card;
+    memory_.card = library().gpu_device(*at).card;
     memory_.stream = reinterpret_cast<void*>(stream_.address);
   }
 
   void* get(py::handle object, const std::string& name, const char* dtype, const std::vector<int64_t>& shape, Access access) {
     void* data = contiguous(object, name, dtype, shape, access, views_, memory_.card ? &stream_ : nullptr);
     if (views_.back().size() > 0) check_same_device(views_.front(), views_.back());
+    if (DeviceId at = views_.back().device; at.kind == DeviceKind::kHIP)  // whatever its library says
+      throw UnsupportedDevice(text(name, " is on hip:", at.ordinal, "; partial results there are not in this version"));
     if (memory_.card) wait_for_producers({views_.back()}, *memory_.card, stream_.address);
     return data;
   }

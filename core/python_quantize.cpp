@@ -102,7 +102,7 @@ void quantize(py::object object, py::object group, py::object codes_object, py::
   auto for_array = [&](py::handle array) { return on_card ? stream.for_array(array) : kNoStream; };
   Unquantized u = view_unquantized(object, group, for_array(object));
   const ArrayView& x = u.x;
-  if (at && at->kind == DeviceKind::kHIP) throw UnsupportedDevice(text("x is on hip:", at->ordinal, "; quantizing there is not in this version"));
+  if (x.device.kind == DeviceKind::kHIP) throw UnsupportedDevice(text("x is on hip:", x.device.ordinal, "; quantizing there is not in this version"));
   if (!on_card && !stream_object.is_none()) throw InvalidInput("stream is for GPU arrays; these are in host memory");
 
   const bool pool = !slots_object.is_none();
@@ -143,13 +143,13 @@ void quantize(py::object object, py::object group, py::object codes_object, py::
   Device device;
   {
     py::gil_scoped_release release;
-    device = library().cuda_device(x.device.ordinal);
+    device = library().gpu_device(x.device);
   }
-  wait_for_producers(views, *device.card, stream.address);
+  wait_for_producers(views, *device.gpu, stream.address);
   py::gil_scoped_release release;
   auto* handle = reinterpret_cast<void*>(stream.address);
   library().quantize_on_card(*device.card, p, handle);
-  if (wait) library().synchronize(*device.card, handle);
+  if (wait) library().synchronize(*device.gpu, handle);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ constexpr const char* kKernel = "STRATA_PA_KERNEL";
 constexpr const char* kForceIsa = "STRATA_PA_FORCE_ISA";
 constexpr const char* kNumThreads = "STRATA_PA_NUM_THREADS";
 constexpr const char* kCudaDriver = "STRATA_PA_CUDA_DRIVER";
+constexpr const char* kHipDriver = "STRATA_PA_HIP_DRIVER";
 
 std::string value_of(const char* name) {
   const char* value = std::getenv(name);
@@ -46,6 +47,7 @@ const std::vector<Variable>& environment_variables() {
       {kForceIsa, "scalar, avx2, avxvnni, avx512; empty: the best that the CPU has", "instruction set of the CPU kernels (the bytes are the same)"},
       {kNumThreads, "1 to 1024; empty: the CPUs that the process may run on", "threads of a CPU call that has no `num_threads=`"},
       {kCudaDriver, "a path; empty: libcuda.so.1", "the CUDA driver library, opened at the first GPU call"},
+      {kHipDriver, "a path; empty: libamdhip64.so", "the HIP driver library, opened at the first GPU call of a build with AMD kernels"},
   };
   return table;
 }
@@ -70,6 +72,11 @@ Environment read_environment() {
 std::string cuda_driver_path() {
   std::string path = value_of(kCudaDriver);
   return path.empty() ? "libcuda.so.1" : path;
+}
+
+std::string hip_driver_path() {
+  std::string path = value_of(kHipDriver);
+  return path.empty() ? "libamdhip64.so" : path;
 }
 
 void set_imma(std::optional<bool> value) { imma_switch.store(value ? *value : -1); }

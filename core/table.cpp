@@ -5,6 +5,8 @@
 #include "core/cuda_device.h"
 #include "core/cuda_kernels.h"
 #include "core/errors.h"
+#include "core/hip_images.h"
+#include "core/hip_kernels.h"
 
 namespace strata_pa {
 namespace {
@@ -54,6 +56,20 @@ std::string cuda_prepare(const Kernel& k, const Problem& p, const Device& device
   return cuda::prepare(id, k.image, p, device);
 }
 
+int64_t no_workspace(const Problem&, const Device&) { return 0; }
+template <hip::KernelId id>
+void hip_launch(const Kernel& k, const Problem& p, const Device& device, const Launch& launch) {
+  hip::launch(id, k.image, p, device, launch);
+}
+template <hip::KernelId id>
+std::vector<std::string> hip_reasons(const Problem& p, const Device& device) {
+  return hip::not_supported_reasons(id, p, device);
+}
+template <hip::KernelId id>
+std::string hip_prepare(const Kernel& k, const Problem& p, const Device& device) {
+  return hip::prepare(id, k.image, p, device);
+}
+
 bool contains(const std::vector<int64_t>& list, int64_t x) { return std::find(list.begin(), list.end(), x) != list.end(); }
 
 const char* backend_in_words(DeviceKind kind) {
@@ -68,6 +84,21 @@ template <cuda::KernelId id>
 Kernel cuda_row(const char* name, int min_sm, bool opt_in, bool portable, const char* what, const Serves& serves, const char* image) {
   return {name,         DeviceKind::kCUDA, min_sm,          opt_in,           portable,        what, serves, image,
           cuda_workspace<id>, cuda_launch<id>, cuda_reasons<id>, cuda_prepare<id>};
+}
+// Its image has its name.
+template <hip::KernelId id>
+Kernel hip_row(const char* name, bool opt_in, const char* what) {
+  return {name, DeviceKind::kHIP, 0, opt_in, true, what, kPortable, name, no_workspace, hip_launch<id>, hip_reasons<id>, hip_prepare<id>};
+}
+
+// Of the embedded images: is there one, in words what it holds, and has it code for the device?
+bool has_image(const Kernel& k) { return k.image && (k.backend == DeviceKind::kHIP ? hip::find_image(k.image) != nullptr : cuda::find_image(k.image) != nullptr); }
+std::string image_in_words(const Kernel& k) {
+  return k.backend == DeviceKind::kHIP ? hip::describe(*hip::find_image(k.image)) : cuda::describe(*cuda::find_image(k.image));
+}
+bool image_serves(const Kernel& k, const Device& device) {
+  if (k.backend == DeviceKind::kHIP) return hip::choose(device.architecture(), *hip::find_image(k.image)) != nullptr;
+  return cuda::choose(cuda::Vendor::kNvidia, device.sm, *cuda::find_image(k.image)).kind != cuda::Choice::kNone;
 }
 
 }  // namespace
@@ -87,11 +118,16 @@ const std::vector<Kernel>& kernel_table() {
       cuda_row<KernelId::kImma>("imma", 80, true, true, "INT8 MMA with an exact 24-bit split of the other operand, online softmax", kPortable,
                                 "imma_sm80"),
       cuda_row<KernelId::kExact>("exact", 80, true, true, "order-free exact integer sums, for tiles of many queries", kPortable, "exact_sm80"),
+
+      // name, opt_in, what
+      hip_row<hip::KernelId::kFp32>("fp32", false, "FP32 arithmetic on dequantized values"),
+      hip_row<hip::KernelId::kImma>("imma", true, "INT8 dot products (v_dot4) with an exact 24-bit split of the other operand, online softmax"),
+      hip_row<hip::KernelId::kExact>("exact", true, "order-free exact integer sums, by INT8 dot products (v_dot4)"),
   };
   return table;
 }
 
-bool Kernel::built() const { return backend == DeviceKind::kCPU || (image && cuda::find_image(image)); }
+bool Kernel::built() const { return backend == DeviceKind::kCPU || has_image(*this); }
 
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
@@ -105,14 +141,9 @@ std::string needs(const Kernel& k) { return k.min_sm ? text(backend_in_words(k.b
 std::vector<std::string> not_supported_reasons(const Kernel& k, const Device& device) {
   if (k.backend != device.id.kind) return {text("exists for ", needs(k), " only, this device is ", device.name())};
   if (!k.built())
-    return {cuda::built_images().images.empty() ? text("this build has no ", backend_name(k.backend), " kernels")
-                                                : text("this build has no image ", k.image)};
+    return {has_images(k.backend) ? text("this build has no image ", k.image) : text("this build has no ", backend_name(k.backend), " kernels")};
   if (device.sm < k.min_sm) return {text("needs sm_", k.min_sm, ", this device is ", device.architecture())};
-  if (k.image) {
-    const cuda::Image& image = *cuda::find_image(k.image);
-    if (cuda::choose(cuda::Vendor::kNvidia, device.sm, image).kind == cuda::Choice::kNone)
-      return {text("its image has ", cuda::describe(image), ", nothing for ", device.architecture())};
-  }
+  if (k.image && !image_serves(k, device)) return {text("its image has ", image_in_words(k), ", nothing for ", device.architecture())};
   return {};
 }
 

@@ -36,7 +36,7 @@ struct Kernel {
   bool portable;      // the same bytes on every device (docs/numerics.md)
   const char* what;
   Serves serves;
-  const char* image;  // CUDA: the file of cuda/ that has its code
+  const char* image;  // GPUs: the file of cuda/ or hip/ that has its code
   int64_t (*workspace)(const Problem&, const Device&);
   void (*launch)(const Kernel&, const Problem&, const Device&, const Launch&);
   // What the columns above cannot say of a problem on a device that has the kernel. Null: nothing.

@@ -16,9 +16,10 @@ namespace hip {
 
 enum class KernelId : int { kFp32, kImma, kExact };
 
-constexpr uint32_t kMaxShared = 64 << 10;  // bytes of LDS that a block of any listed architecture may take
+constexpr uint32_t kMaxShared = 64 << 10;  // bytes of LDS that a block may take, the least of the listed architectures
 
 constexpr uint32_t rows_rounded(uint32_t rows) { return (rows + 3) / 4 * 4; }
+// Entries that a block handles at a time, with four threads for each.
 constexpr uint32_t chunk_of(KernelId id) { return id == KernelId::kFp32 ? 64 : 32; }
 
 // Bytes of LDS, all of it dynamic.
@@ -35,6 +36,7 @@ constexpr uint32_t fp32(uint32_t dim, uint32_t rows, uint32_t groups) { return b
 constexpr uint32_t digits(uint32_t dim, uint32_t rows, uint32_t groups) {
   return block(32, rows, groups) + 3 * dim * rows + rows * groups * 4 * 2 + rows * groups * 8 * 16;
 }
+static_assert(fp32(256, 16, 8) <= kMaxShared && digits(256, 16, 8) <= kMaxShared, "every problem fits");
 }  // namespace shared
 
 inline cuda::Config config(KernelId id, const cuda::Params& p, int32_t head_dim) {

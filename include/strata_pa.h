@@ -29,7 +29,8 @@ STRATA_PA_API int32_t strata_pa_abi(void);
 // The package's version, "0.1.0".
 STRATA_PA_API const char* strata_pa_version(void);
 
-// How the library was built, as a JSON object: version, compiler, build_type, sanitize, cpu_paths, nvcc, cuda_archs, hip_archs.
+// How the library was built, as a JSON object: version, compiler, build_type, sanitize, cpu_paths, nvcc, cuda_archs, hip_compiler,
+// hip_archs.
 STRATA_PA_API const char* strata_pa_build_info(void);
 
 // --- Errors

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from . import _core, reference
 from ._cases import Case
-from ._device import DeviceArray, ordinal_of, to_device, workspace_on
+from ._device import DeviceArray, on_device, ordinal_of, to_device, workspace_on
 from .attention import plan, prompt_attention
 from .cache import PagedKV
 from .info import capabilities, kernels
@@ -131,10 +131,9 @@ def _on_cpu(case: Case, device: str) -> Placed:
     return Placed(case.q, case.kv, case.options, out, clock, lambda: out.fill(np.nan), lambda: out)
 
 
-def _on_cuda(case: Case, device: str) -> Placed:
-    ordinal = ordinal_of(device)
+def _on_gpu(case: Case, device: str) -> Placed:
     q, kv, options = to_device(case.q, case.kv, case.options, device)
-    timer = _core.DeviceTimer(ordinal, 0)
+    timer = _core.DeviceTimer(ordinal_of(device), 0, device.partition(":")[0])
 
     def clock(run: Callable[[], object]) -> float:
         """Between two events around the call, on the stream that it runs on."""
@@ -144,12 +143,12 @@ def _on_cuda(case: Case, device: str) -> Placed:
         return timer.milliseconds()
 
     nothing = np.full_like(case.q, np.nan)
-    out = DeviceArray(nothing, ordinal)
+    out = on_device(nothing, device)
     return Placed(q, kv, options, out, clock, lambda: out.write(nothing), out.read)
 
 
 # How each backend's devices get their arrays.
-_PLACES: dict[str, Callable[[Case, str], Placed]] = {"cpu": _on_cpu, "cuda": _on_cuda}
+_PLACES: dict[str, Callable[[Case, str], Placed]] = {"cpu": _on_cpu, "cuda": _on_gpu, "hip": _on_gpu}
 
 
 def measure(

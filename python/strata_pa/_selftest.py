@@ -1,11 +1,11 @@
-"""One small problem for each kernel of a CUDA device."""
+"""One small problem for each kernel of a GPU."""
 
 from typing import Any
 
 import numpy as np
 
 from . import reference
-from ._device import DeviceArray, ordinal_of, to_device, workspace_on
+from ._device import on_device, to_device, workspace_on
 from .attention import plan, prompt_attention
 from .cache import PagedKV, quantize_kv
 
@@ -16,12 +16,12 @@ _TOLERANCE = 2e-6
 def check_kernel(device: str, name: str, portable: bool) -> str:
     """What was seen of the kernel there, or an exception."""
     q, kv, options = _problem()
-    on_device, kv_there, options_there = to_device(q, kv, options, device)
+    q_there, kv_there, options_there = to_device(q, kv, options, device)
     arguments: dict[str, Any] = {**options_there, "kernel": name}
-    chosen = plan(on_device, kv_there, **arguments)
+    chosen = plan(q_there, kv_there, **arguments)
     poison = np.full(q.shape, np.nan, np.float32)
-    out = DeviceArray(poison, ordinal_of(device))
-    prompt_attention(on_device, kv_there, out=out, workspace=workspace_on(device, chosen.workspace_bytes), **arguments)
+    out = on_device(poison, device)
+    prompt_attention(q_there, kv_there, out=out, workspace=workspace_on(device, chosen.workspace_bytes), **arguments)
     answer = out.read()
     notes = "".join(f"; {note}" for note in chosen.notes)
     if portable:

@@ -52,13 +52,13 @@ def doctor() -> Report:
     for backend in ("cuda", "hip"):
         if not any(row["built"] for row in _core.kernels() if row["backend"] == backend):
             checks.append(Check(backend, "absent", f"this build has no {backend} kernels"))
-        elif backend == "cuda":
-            checks.append(_cuda_driver())
+        else:
+            checks.append(_driver(backend))
     return Report((*checks, *_gpu_checks(None)))
 
 
 def selftest(device: str | None = None) -> Report:
-    """Runs one small problem with each kernel of a device, "cuda:0" or "cpu"; None: of every device.
+    """Runs one small problem with each kernel of a device, "cuda:0", "hip:0" or "cpu"; None: of every device.
 
     A portable kernel must give the CPU's bytes, v1 and v2 must be right against float64. Memory on a GPU is the driver's own
     and is freed at the end. A check that raises has failed.
@@ -88,10 +88,10 @@ def _gpu_checks(device: str | None) -> Iterator[Check]:
     from ._selftest import check_kernel
 
     try:
-        found = [d for d in _core.devices() if d["backend"] == "cuda" and device in (None, d["device"])]
+        found = [d for d in _core.devices() if d["backend"] != "cpu" and device in (None, d["device"])]
     except _core.Error:  # what is wrong is another check's business
         return
-    portable = {row["name"]: row["portable"] for row in _core.kernels() if row["backend"] == "cuda"}
+    portable = {row["name"]: row["portable"] for row in _core.kernels()}
     for d in found:
         what = f"{d['name']}, {d['architecture']}"
         if not d["kernels"]:
@@ -114,13 +114,18 @@ def _environment() -> str:
     return ", ".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name)) or "no variable is set"
 
 
-def _cuda_driver() -> Check:
+def _driver(backend: str) -> Check:
     """No driver, or one without a device, is absent: the CPU's kernels still run. One too old for the images has failed."""
     try:
-        driver = _core.cuda_driver()
+        if backend == "cuda":
+            cuda = _core.cuda_driver()
+            found = f"{cuda['path']} supports CUDA {cuda['cuda']}; kernels by nvcc {_core.build_info()['nvcc']}"
+        else:
+            hip = _core.hip_driver()
+            found = f"{hip['path']} is of ROCm {hip['hip']}; kernels by {_core.build_info()['hip_compiler']}"
     except _core.UnsupportedDevice as error:
-        return Check("cuda", "failed" if "needs >= " in str(error) else "absent", str(error))
-    return Check("cuda", "ok", f"{driver['path']} supports CUDA {driver['cuda']}; kernels by nvcc {_core.build_info()['nvcc']}")
+        return Check(backend, "failed" if "needs >= " in str(error) else "absent", str(error))
+    return Check(backend, "ok", found)
 
 
 def _cpu() -> str:

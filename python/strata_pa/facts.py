@@ -69,6 +69,7 @@ class BuildInfo(TypedDict):
     cpu_paths: list[str]
     nvcc: str
     cuda_archs: list[str]
+    hip_compiler: str
     hip_archs: list[str]
 
 

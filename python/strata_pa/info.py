@@ -17,10 +17,10 @@ def kernels() -> list[KernelInfo]:
 def capabilities() -> Capabilities:
     """The devices that can be used now, and which kernels run on each.
 
-    `devices`: for each `device` ("cpu", "cuda:0", ...), `backend`, `name` (of a GPU), `architecture` (the instruction-set path in use, or
-    "sm_90"), `num_threads`, `default` (a kernel's name, or None: no kernel serves the device), `kernels` (all that it has), `refused`
-    (pairs of a kernel and its reasons), `isas` (the CPU's compiled paths with `name`, `requires`, `supported`). GPUs are asked for what
-    they are only: whether their driver takes each kernel, `selftest` finds out.
+    `devices`: for each `device` ("cpu", "cuda:0", "hip:0", ...), `backend`, `name` (of a GPU), `architecture` (the instruction-set path
+    in use, "sm_90" or "gfx942"), `num_threads`, `default` (a kernel's name, or None: no kernel serves the device), `kernels` (all that it
+    has), `refused` (pairs of a kernel and its reasons), `isas` (the CPU's compiled paths with `name`, `requires`, `supported`). GPUs are
+    asked for what they are only: whether their driver takes each kernel, `selftest` finds out.
     `backends`: which were built.
 
     Raises:
@@ -34,7 +34,8 @@ def capabilities() -> Capabilities:
 
 def build_info() -> BuildInfo:
     """How the compiled module was built: `version`, `compiler`, `build_type`, `sanitize`, `pybind11`, `python`, `cpu_paths`, `nvcc` (its
-    version), `cuda_archs` (cubins as "sm_90", PTX as "compute_90"), `hip_archs`."""
+    version), `cuda_archs` (cubins as "sm_90", PTX as "compute_90"), `hip_compiler`, `hip_archs` (code objects as
+    "gfx942")."""
     return _core.build_info()
 
 

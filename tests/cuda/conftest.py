@@ -1,18 +1,15 @@
-import subprocess
 from pathlib import Path
 
 import fake
 import pytest
+from fakes import compile_library
 
 import strata_pa
 
 
 @pytest.fixture(scope="session")
 def fake_library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("driver") / "libcuda.so"
-    source = Path(__file__).with_name("fake_driver.cpp")
-    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-o", path, source], check=True)
-    return path
+    return compile_library(tmp_path_factory.mktemp("driver") / "libcuda.so", Path(__file__).with_name("fake_driver.cpp"))
 
 
 @pytest.fixture

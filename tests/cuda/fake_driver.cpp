@@ -1,15 +1,5 @@
-// A CUDA driver library without a GPU: it reports the cards it is told to have, records launches, and fails where it is told to.
-// Device memory is host memory; a launch calls a function of the test, which may compute the answer.
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <mutex>
-#include <string>
-#include <vector>
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
+// A CUDA driver library without a GPU.
+#include "fake_driver.h"
 
 namespace {
 
@@ -28,34 +18,10 @@ struct Function {
   std::string name;
   int shared = 48 << 10;
 };
-struct Launch {
-  int ordinal;
-  unsigned grid, block, shared;
-  uint64_t stream;
-  char symbol[64];
-};
-struct Failure {
-  std::string call, symbol;  // symbol: a prefix; "": any
-  int status, skip;
-};
-
-std::recursive_mutex mutex;
 int version = 13000;
 std::vector<Card> cards;
-std::vector<Launch> launches;
-std::vector<Failure> failures;
-std::map<std::string, int> calls;
-std::map<uint64_t, std::pair<uint64_t, int>> memory;  // address -> bytes, ordinal
-int (*hook)(const Launch*, const void*) = nullptr;
 thread_local std::vector<Card*> current;
-thread_local int capture_mode = 0;
 
-int enter(const char* call, const std::string& symbol = "") {
-  ++calls[call];
-  for (Failure& f : failures)
-    if (f.call == call && symbol.compare(0, f.symbol.size(), f.symbol) == 0 && f.skip-- <= 0) return f.status;
-  return 0;
-}
 int ordinal_of(const Card* card) { return static_cast<int>(card - cards.data()); }
 
 template <class T>
@@ -79,26 +45,13 @@ int choose(const unsigned char* image, int sm) {
   return cubin ? cubin : ptx ? sm : 0;
 }
 
-#define ENTER(...)                                       \
-  std::lock_guard<std::recursive_mutex> lock(mutex);     \
-  if (int status = enter(__func__, std::string{__VA_ARGS__})) return status
-
 }  // namespace
 
 // --- For the tests
 
 EXPORT void fake_version(int v) { version = v; }
 EXPORT void fake_card(int sm, int shared, const char* name) { cards.push_back({sm, shared, name}); }
-EXPORT void fake_fail(const char* call, const char* symbol, int status, int skip) { failures.push_back({call, symbol, status, skip}); }
-EXPORT void fake_heal() { failures.clear(); }
-EXPORT void fake_hook(int (*f)(const Launch*, const void*)) { hook = f; }
-EXPORT int fake_calls(const char* call) { return calls[call]; }
-EXPORT int fake_launches() { return static_cast<int>(launches.size()); }
-EXPORT const Launch* fake_launch(int i) { return &launches[i]; }
-EXPORT void fake_forget() { launches.clear(), calls.clear(); }
-EXPORT int fake_allocations() { return static_cast<int>(memory.size()); }
 EXPORT int fake_depth() { return static_cast<int>(current.size()); }
-EXPORT int fake_capture_mode() { return capture_mode; }
 
 // --- The driver
 
@@ -202,47 +155,32 @@ EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
 EXPORT int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* stream,
                           void** parameters, void**) {
   auto* f = static_cast<Function*>(function);
-  Launch l = {};
   {
     ENTER(f->name);
     if (current.empty() || current.back() != f->module->card) return kInvalidContext;
     if (gx < 1 || gx > 0x7fffffffu || gy != 1 || gz != 1 || bx < 32 || bx > 1024 || by != 1 || bz != 1 || shared > static_cast<unsigned>(f->shared))
       return kInvalidValue;
-    l.ordinal = ordinal_of(f->module->card);
-    l.grid = gx, l.block = bx, l.shared = shared, l.stream = reinterpret_cast<uint64_t>(stream);
-    std::strncpy(l.symbol, f->name.c_str(), sizeof l.symbol - 1);
-    launches.push_back(l);
   }
-  return hook ? hook(&l, parameters[0]) : 0;
+  return record(ordinal_of(f->module->card), gx, bx, shared, stream, f->name, parameters[0]);
 }
 EXPORT int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
   ENTER();
   if (attribute != 9) return kInvalidValue;
-  auto found = memory.upper_bound(address);
-  if (found != memory.begin() && address < (--found)->first + found->second.first) {
-    *static_cast<int*>(value) = found->second.second;
-    return 0;
-  }
-  // Addresses that nothing stands behind: 2^40 for each card.
-  uint64_t ordinal = address >> 40;
-  if (ordinal >= cards.size()) return kInvalidValue;
-  *static_cast<int*>(value) = static_cast<int>(ordinal);
+  const int ordinal = card_of(address, cards.size());
+  if (ordinal < 0) return kInvalidValue;
+  *static_cast<int*>(value) = ordinal;
   return 0;
 }
 EXPORT int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   ENTER();
   if (current.empty()) return kInvalidContext;
-  void* p = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (!p) return 2;
+  void* p = allocate(bytes, ordinal_of(current.back()));
   *address = reinterpret_cast<uint64_t>(p);
-  memory[*address] = {bytes, ordinal_of(current.back())};
-  return 0;
+  return p ? 0 : 2;
 }
 EXPORT int cuMemFree_v2(uint64_t address) {
   ENTER();
-  if (!memory.erase(address)) return kInvalidValue;
-  std::free(reinterpret_cast<void*>(address));
-  return 0;
+  return release(reinterpret_cast<void*>(address)) ? 0 : kInvalidValue;
 }
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
   ENTER();

@@ -1,12 +1,12 @@
 """Arrays on cards: which are taken, on which stream and card their kernel runs, what a call asks of the driver."""
 
-import ctypes
 import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from fake import FakeArray, Params, birth, field_bytes
+from fakes import Exporter
 from small import cache, queries
 
 import strata_pa
@@ -244,43 +244,6 @@ def test_new_arrays_need_a_known_library(driver):
 
 
 # DLPack
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
-class Exporter:
-    """Device memory by DLPack alone; `streams` are those that importers named."""
-
-    def __init__(self, shape, dtype, ordinal=0, kind=2):
-        self.kind, self.ordinal, self.streams = kind, ordinal, []
-        dtype = np.dtype(dtype)
-        self._shape = (ctypes.c_int64 * len(shape))(*shape)
-        address = FakeArray(shape, dtype, ordinal=ordinal).__cuda_array_interface__["data"][0]
-        code = {"i": 0, "u": 1, "f": 2}[dtype.kind]
-        self._tensor = Tensor(address, (kind, ordinal), len(shape), code, dtype.itemsize * 8, 1, self._shape, None, 0, None, None)
-
-    def __dlpack_device__(self):
-        return self.kind, self.ordinal
-
-    def __dlpack__(self, *, stream=None, max_version=None):
-        self.streams.append(stream)
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        return new(ctypes.addressof(self._tensor), b"dltensor", None)
 
 
 @pytest.mark.parametrize("kind", [2, 13])

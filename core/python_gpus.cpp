@@ -1,4 +1,4 @@
-// The CUDA side of strata_pa._core: cards, images, and device memory for self tests and measurements where no array library is at hand.
+// The GPUs' side of strata_pa._core: cards, images, and device memory for self tests and measurements where no array library is at hand.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,10 +14,15 @@ namespace py = pybind11;
 namespace strata_pa {
 namespace {
 
+Gpu& gpu_of(const std::string& backend, int ordinal) {
+  if (backend != "cuda" && backend != "hip") throw InvalidInput(text("backend must be 'cuda' or 'hip', got '", backend, "'"));
+  return library().gpu({backend == "hip" ? DeviceKind::kHIP : DeviceKind::kCUDA, ordinal});
+}
+
 // Bytes on a card, freed with the object.
 class DeviceMemory {
  public:
-  DeviceMemory(int ordinal, int64_t bytes) : card_(library().cuda_card(ordinal)), bytes_(bytes), address_(library().allocate(card_, bytes)) {}
+  DeviceMemory(int ordinal, int64_t bytes, const std::string& backend) : card_(gpu_of(backend, ordinal)), bytes_(bytes), address_(library().allocate(card_, bytes)) {}
   ~DeviceMemory() {
     try {
       free();
@@ -55,20 +60,20 @@ class DeviceMemory {
     return a.data;
   }
 
-  cuda::Card& card_;
+  Gpu& card_;
   int64_t bytes_;
-  cuda::Address address_;
+  Address address_;
 };
 
 // A pair of events on a stream of a card: the time between them.
 class DeviceTimer {
  public:
-  DeviceTimer(int ordinal, int64_t stream) : card_(library().cuda_card(ordinal)), stream_(reinterpret_cast<void*>(stream)) {
-    for (cuda::Handle& event : events_) event = library().make_event(card_);
+  DeviceTimer(int ordinal, int64_t stream, const std::string& backend) : card_(gpu_of(backend, ordinal)), stream_(reinterpret_cast<void*>(stream)) {
+    for (Handle& event : events_) event = library().make_event(card_);
   }
   ~DeviceTimer() {
     try {
-      for (cuda::Handle event : events_) library().destroy_event(card_, event);
+      for (Handle event : events_) library().destroy_event(card_, event);
     } catch (const Error&) {  // as above
     }
   }
@@ -82,9 +87,9 @@ class DeviceTimer {
   }
 
  private:
-  cuda::Card& card_;
-  cuda::Handle stream_;
-  cuda::Handle events_[2] = {};
+  Gpu& card_;
+  Handle stream_;
+  Handle events_[2] = {};
 };
 
 py::list images() {
@@ -111,28 +116,41 @@ py::dict choose(const std::string& vendor, int major, int minor) {
   return d;
 }
 
-py::dict driver() {
-  cuda::DriverFacts facts = library().cuda_driver();
+// The code objects: {"exact": {"gfx942": its bytes}}.
+py::dict code_objects() {
+  py::dict d;
+  for (const hip::Image& image : library().built_code_objects().images) {
+    py::dict objects;
+    for (const hip::CodeObject& o : image.objects) objects[o.arch] = py::bytes(reinterpret_cast<const char*>(o.begin), static_cast<size_t>(o.end - o.begin));
+    d[image.name] = objects;
+  }
+  return d;
+}
+
+py::dict driver(const Crossing<DriverFacts()>& facts_of, const char* version) {
+  DriverFacts facts = facts_of();
   py::dict d;
   d["path"] = facts.path;
-  d["cuda"] = facts.cuda;
+  d[version] = facts.version;
   return d;
 }
 
 }  // namespace
 
-void add_cuda(py::module_& m) {
+void add_gpus(py::module_& m) {
   m.def("cuda_images", &images);
   m.def("cuda_choose", &choose);
-  m.def("cuda_driver", &driver);
+  m.def("cuda_driver", [] { return driver(library().cuda_driver, "cuda"); });
+  m.def("hip_code_objects", &code_objects);
+  m.def("hip_driver", [] { return driver(library().hip_driver, "hip"); });
   py::class_<DeviceMemory>(m, "DeviceMemory")
-      .def(py::init<int, int64_t>(), py::arg("ordinal"), py::arg("bytes"))
+      .def(py::init<int, int64_t, const std::string&>(), py::arg("ordinal"), py::arg("bytes"), py::arg("backend") = "cuda")
       .def_property_readonly("address", &DeviceMemory::address)
       .def("write", &DeviceMemory::write)
       .def("read", &DeviceMemory::read)
       .def("free", &DeviceMemory::free);
   py::class_<DeviceTimer>(m, "DeviceTimer")
-      .def(py::init<int, int64_t>(), py::arg("ordinal"), py::arg("stream"))
+      .def(py::init<int, int64_t, const std::string&>(), py::arg("ordinal"), py::arg("stream"), py::arg("backend") = "cuda")
       .def("start", [](const DeviceTimer& timer) { timer.record(0); })
       .def("stop", [](const DeviceTimer& timer) { timer.record(1); })
       .def("milliseconds", &DeviceTimer::milliseconds);
