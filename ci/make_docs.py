@@ -23,9 +23,8 @@ def support_region() -> str:
     """Where each row of the kernel table runs, and what problems it serves."""
     where, serves = [], {}
     for k in strata_pa.kernels():
-        # A build may leave CUDA out; the version has it.
-        built, chosen = "yes" if k["built"] or k["backend"] == "cuda" else "not yet", "when switched on" if k["opt_in"] else "by default"
-        where.append([f"`{k['name']}`", k["needs"], built, chosen, "the same everywhere" if k["portable"] else "one vendor's"])
+        chosen = "when switched on" if k["opt_in"] else "by default"
+        where.append([f"`{k['name']}`", k["needs"], chosen, "the same everywhere" if k["portable"] else "one vendor's"])
         least, most = k["heads_per_kv"]
         heads = str(least) if least == most else f"{least} to {most}"
         lists = [", ".join(map(str, k[key])) for key in ("head_dims", "groups", "granularities", "dtypes")]
@@ -33,7 +32,7 @@ def support_region() -> str:
     problems = [[", ".join(names), *columns] for columns, names in serves.items()]
     return "\n\n".join(
         [
-            report.table(["kernel", "runs on", "in this version", "chosen", "its bytes"], where),
+            report.table(["kernel", "runs on", "chosen", "its bytes"], where),
             report.table(["kernel", "head_dim", "dims per scale", "query heads per KV head", "granularity of ids", "q"], problems),
         ]
     )
@@ -53,6 +52,8 @@ def platforms_region() -> str:
         ["NumPy", f"{limits.numpys[0]} or newer"],
         ["NVIDIA, machine code for", ", ".join(cards)],
         ["NVIDIA, driver for", f"CUDA {limits.nvcc} or newer"],
+        ["AMD, machine code for", ", ".join((*limits.hip_wave64, *limits.hip_wave32)) + " (x86_64 only; not run on a card)"],
+        ["AMD, runtime of", "ROCm 6.0 or newer"],
     ]
     return report.table(["", "a wheel serves"], rows)
 

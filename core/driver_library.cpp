@@ -22,6 +22,16 @@ void* DriverLibrary::address_of(const char* name) const {
 
 void DriverLibrary::fail(const char* call, int status) const { throw DriverError(describe(call, status)); }
 
+std::string find_library(std::initializer_list<const char*> names) {
+  for (int only_loaded : {RTLD_NOLOAD, 0})
+    for (const char* name : names)
+      if (void* library = dlopen(name, RTLD_LAZY | RTLD_LOCAL | only_loaded)) {
+        if (only_loaded) dlclose(library);  // it stays with who loaded it
+        return name;
+      }
+  return *names.begin();
+}
+
 std::string describe_status(const char* call, int status, const char* code, const char* words) {
   return text(call, ": ", code ? code : "status", code ? "" : text(" ", status), words ? text(" (", words, ")") : "");
 }

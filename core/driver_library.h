@@ -1,5 +1,6 @@
 // A GPU vendor's driver library, opened at run time, and the calls of it that are used.
 #pragma once
+#include <initializer_list>
 #include <string>
 
 namespace strata_pa {
@@ -42,7 +43,11 @@ class DriverLibrary {
   void* library_ = nullptr;
 };
 
-// "cudaErrorName: the driver's words", where it has any.
+// Of these names that which the process has loaded already, else the first that can be opened, else the first. Two copies of a driver would not know
+// each other's streams and memory.
+std::string find_library(std::initializer_list<const char*> names);
+
+// "call: ErrorName (the driver's words)", as far as it has them.
 std::string describe_status(const char* call, int status, const char* code, const char* words);
 
 // Refusals that will be the same next time: invalid value, image, source or PTX, no binary or no compiler for the device, not found. Others (out of

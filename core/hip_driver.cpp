@@ -11,7 +11,9 @@ namespace strata_pa::hip {
 
 std::string version_text(int version) { return text(version / 10000000, ".", version / 100000 % 100); }
 
-Driver::Driver(const std::string& where) : DriverLibrary(where, "the HIP driver") {
+// PyTorch's wheels bring the library under its plain name, ROCm's installations by its versions.
+Driver::Driver(const std::string& where)
+    : DriverLibrary(where.empty() ? find_library({"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"}) : where, "the HIP driver") {
   error_name_ = reinterpret_cast<const char* (*)(int)>(address_of("hipGetErrorName"));
   error_string_ = reinterpret_cast<const char* (*)(int)>(address_of("hipGetErrorString"));
   find(runtime_version), find(init), find(last_error);

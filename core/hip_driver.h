@@ -37,7 +37,7 @@ enum EventFlags { kEventDefault = 0, kEventNoTiming = 2 };
 
 class Driver : public DriverLibrary {
  public:
-  // The library that STRATA_PA_HIP_DRIVER names, else libamdhip64.so; each is opened once and kept.
+  // The library that STRATA_PA_HIP_DRIVER names, else libamdhip64.so, loaded already or not; each is opened once and kept.
   // Throws UnsupportedDevice: no such library, no device, or one that is older than ROCm 6.
   static Driver& get();
   // The same, null in place of the exception. What cannot be opened is not tried again.

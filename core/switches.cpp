@@ -74,10 +74,7 @@ std::string cuda_driver_path() {
   return path.empty() ? "libcuda.so.1" : path;
 }
 
-std::string hip_driver_path() {
-  std::string path = value_of(kHipDriver);
-  return path.empty() ? "libamdhip64.so" : path;
-}
+std::string hip_driver_path() { return value_of(kHipDriver); }
 
 void set_imma(std::optional<bool> value) { imma_switch.store(value ? *value : -1); }
 

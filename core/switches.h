@@ -25,7 +25,7 @@ Environment read_environment();  // throws InvalidInput for a value that the var
 
 // STRATA_PA_CUDA_DRIVER, else "libcuda.so.1": read whenever the driver is needed.
 std::string cuda_driver_path();
-// STRATA_PA_HIP_DRIVER, else "libamdhip64.so".
+// STRATA_PA_HIP_DRIVER; empty: libamdhip64.so, wherever it is found.
 std::string hip_driver_path();
 
 inline constexpr int kMaxThreads = 1024;

@@ -28,10 +28,11 @@ __device__ __forceinline__ uint64_t ballot(bool x) {
 }
 // x of another lane of the wave.
 __device__ __forceinline__ int permute(int x, int lane) { return __builtin_amdgcn_ds_bpermute(lane * 4, x); }
+// Of LDS alone: loads from elsewhere stay under way.
 __device__ __forceinline__ void block_barrier() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 __device__ __forceinline__ void atomic_or(int* at, int x) { __hip_atomic_fetch_or(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP); }
 __device__ __forceinline__ void atomic_max(int* at, int x) { __hip_atomic_fetch_max(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP); }

@@ -12,7 +12,7 @@ from small import cache, pool, queries, replace
 import strata_pa
 from strata_pa import InvalidInput, InvalidType, PagedKV, UnsupportedDevice, prompt_attention
 
-CUDA = bool(strata_pa.build_info()["cuda_archs"])
+CUDA, HIP = (bool(strata_pa.build_info()[f"{backend}_archs"]) for backend in ("cuda", "hip"))
 
 
 @pytest.fixture(autouse=True)
@@ -412,8 +412,8 @@ def test_references_are_dropped():
 
 @pytest.mark.parametrize("device", [2, 13, 10, 8])
 def test_device_arrays_are_refused_not_copied(device):
-    if device in (2, 13) and CUDA:
-        pytest.skip("tests/cuda has them")
+    if (device != 8 and HIP) or (device in (2, 13) and CUDA):
+        pytest.skip("tests/cuda and tests/hip have them")
     q = Exporter(Q, device=(device, 3), error=AssertionError("the array must not be exported"))
     name = {2: "CUDA device 3", 13: "CUDA device 3", 10: "HIP device 3", 8: "DLPack type 8"}[device]
     with pytest.raises(UnsupportedDevice, match=name):
@@ -422,7 +422,7 @@ def test_device_arrays_are_refused_not_copied(device):
         replace(KV, v_scale=q)
 
 
-@pytest.mark.skipif(CUDA, reason="tests/cuda has them")
+@pytest.mark.skipif(CUDA or HIP, reason="tests/cuda and tests/hip have them")
 def test_cuda_array_interface_is_recognized():
     class DeviceArray:
         __cuda_array_interface__ = {"shape": (3, 4, 64), "typestr": "<f4", "data": (4096, False), "version": 3}  # noqa: RUF012

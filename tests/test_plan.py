@@ -12,7 +12,7 @@ import strata_pa
 
 CPU_KERNELS = ("fp32", "imma", "exact")
 VARIABLES = [v["name"] for v in strata_pa.environment_variables()]
-OLD, IMMA, KERNEL, FORCE_ISA, NUM_THREADS, CUDA_DRIVER = VARIABLES
+OLD, IMMA, KERNEL, FORCE_ISA, NUM_THREADS, CUDA_DRIVER, HIP_DRIVER = VARIABLES
 
 
 @pytest.fixture(autouse=True)
@@ -266,8 +266,8 @@ def test_the_table_describes_what_is_served():
 def test_facts_are_fit_for_json():
     facts = (strata_pa.kernels(), strata_pa.capabilities(), strata_pa.build_info(), strata_pa.environment_variables())
     assert json.loads(json.dumps(facts))[2]["version"] == strata_pa.__version__
-    cuda = bool(strata_pa.build_info()["cuda_archs"])
-    assert strata_pa.capabilities()["backends"] == {"cpu": True, "cuda": cuda, "hip": False}
+    built = {backend: bool(strata_pa.build_info()[f"{backend}_archs"]) for backend in ("cuda", "hip")}
+    assert strata_pa.capabilities()["backends"] == {"cpu": True, **built}
 
 
 def test_doctor(monkeypatch):

@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 from fakes import FakeDriver, compile_library
 
@@ -23,22 +24,23 @@ class Driver(FakeDriver):
             self.lib.fake_card(arch.encode(), f"Card {arch}".encode())
 
 
+def include_flags(wave):
+    """How the kernels are compiled for the CPU: as for AMD, without contraction or assumptions about what a pointer points to."""
+    places = [x for place in (ROOT, ROOT / "tests", ROOT / "tests" / "hip") for x in ("-I", place)]
+    options = ("-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=default", f"-DSTRATA_PA_WAVE={wave}")
+    return SimpleNamespace(options=(*options, "-Wno-unknown-pragmas", *places), machine=ROOT / "tests" / "hip" / "cpu_machine.cpp")
+
+
 class Machine:
     """Blocks of the kernels, a fiber for each thread, on a processor with waves of 32 or 64."""
 
     def __init__(self, folder, wave):
-        path = folder / f"machine{wave}.so"
-        # As the kernels are compiled for AMD: no contraction, no assumption about what a pointer points to.
-        options = ("-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=default", f"-DSTRATA_PA_WAVE={wave}")
-        include = ("-I", ROOT, "-I", ROOT / "tests", "-I", ROOT / "tests" / "hip", "-std=c++17", "-O1", "-fPIC")
-        quiet = ("-Wno-unknown-pragmas",)
+        flags = include_flags(wave)
         parts = [folder / f"{kernel}{wave}.o" for kernel in KERNELS]
-        compiling = [
-            subprocess.Popen(["g++", *options, *include, *quiet, "-x", "c++", "-c", ROOT / "hip" / f"{kernel}.hip", "-o", part])
-            for kernel, part in zip(KERNELS, parts, strict=True)
-        ]
+        compile_part = ("g++", "-std=c++17", "-O1", "-fPIC", *flags.options, "-x", "c++", "-c")
+        compiling = [subprocess.Popen([*compile_part, ROOT / "hip" / f"{part.stem[:-2]}.hip", "-o", part]) for part in parts]
         assert [process.wait() for process in compiling] == [0] * len(parts)
-        self.lib = ctypes.CDLL(str(compile_library(path, ROOT / "tests" / "hip" / "cpu_machine.cpp", *parts, options=(*options, *include))))
+        self.lib = ctypes.CDLL(str(compile_library(folder / f"machine{wave}.so", flags.machine, *parts, options=flags.options)))
         self.lib.run_on_cpu.restype = ctypes.c_char_p
 
     def run(self, launch, params):
