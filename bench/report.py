@@ -320,10 +320,14 @@ def gpu_region() -> str:
     parts = []
     for card, (path, record) in sorted(newest.items()):
         steps = record["steps"]
-        build, counts = steps["build"]["build"], {name: some for name, some in steps.get("test", {}).items() if isinstance(some, dict)}
-        tests = "; ".join(f"{name}: {', '.join(f'{n} {word}' for word, n in some.items())}" for name, some in counts.items())
+        build, counts = steps["build"]["build"], []
+        for step in ("test", "hostile", "identity"):
+            counts += [(f"{step}, {name}", some) for name, some in steps.get(step, {}).items() if isinstance(some, dict)]
+        tests = "; ".join(f"{name}: {', '.join(f'{n} {word}' for word, n in some.items())}" for name, some in counts)
         sanitize = steps.get("sanitize", {"skipped": "not run"})
         sanitized = [str(sanitize[tool]) for tool in ("memcheck", "racecheck", "skipped") if tool in sanitize]
+        if "memcheck" in steps.get("memcheck", {}):
+            sanitized.append(f"{steps['memcheck']['memcheck']} over the hostile problems")
         failed = [name for name, step in steps.items() if not step["ok"]]
         parts.append(
             f"{card}, driver {record['card']['driver_version']}; strata_pa {build['version']}, nvcc {build['nvcc']}, "
