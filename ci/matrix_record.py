@@ -9,6 +9,7 @@ ci/make_docs.py makes the table in docs/building.md from the newest record.
 import argparse
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,9 +84,11 @@ def main() -> int:
     want = audit_images.expected(limits.cuda_architectures)
     wrong = audit_images.problems(codes, want)
     gpu = [json.loads(path.read_text()) for path in asked.gpu]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     record: dict = {
         "what": "the matrix: every wheel and every kernel x architecture as built, audited and run",
         **_record.header(["python", "ci/matrix_record.py", *(re.sub(r".*/", "", x) for x in sys.argv[1:])]),
+        "commit": None if head.returncode else head.stdout.strip(),
         "wheels": wheels(limits, [json.loads(path.read_text()) for path in asked.wheels]),
         "kernels": kernels(codes, wrong, want, ran_on(gpu)),
         "gpu": [path.name for path in asked.gpu],
