@@ -158,8 +158,9 @@ def test_the_workflow_for_wheels_has_the_platforms_of_the_matrix():
     paths = [
         step["with"]["path"] for job in document["jobs"].values() for step in job["steps"] if step.get("with", {}).get("name") == "images"
     ]
-    assert paths == ["build/images/cuda"] * 2
-    assert PROJECT["tool"]["cibuildwheel"]["linux"]["config-settings"]["cmake.define.STRATA_PA_IMAGES"].endswith(paths[0])
+    left, taken = paths
+    assert left.split() == [f"{taken}/cuda", f"{taken}/hip"]
+    assert PROJECT["tool"]["cibuildwheel"]["linux"]["config-settings"]["cmake.define.STRATA_PA_IMAGES"] == f"/project/{taken}/cuda"
 
 
 def test_a_release_is_published_by_trust():
