@@ -107,7 +107,7 @@ def call(name, *arguments):
     result = function(*arguments)
     if name in STATUS and result != OK:
         raise Failed(result, call("last_error"))
-    return result.decode() if isinstance(result, bytes) else result
+    return result.decode(errors="replace") if isinstance(result, bytes) else result  # a text quotes what it was given
 
 
 # Functions whose int32_t is a number, not a status.

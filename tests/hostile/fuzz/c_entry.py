@@ -93,7 +93,8 @@ def place(c, p, held):
         arrays[name] = ((*pool, inner), (s.page, s.head, s.cell, 1), 2 if "scale" in name else 1, fill)
     if p.n_seq != 1 or c.rarely(3):
         cuts = np.sort(rng.integers(0, max(p.n_q, 0) + 1, max(min(p.n_seq, 9) - 1, 0))) if p.n_q < 1000 else np.zeros(0, int)
-        arrays["cu_seqlens_q"] = ((p.n_seq + 1,), (1,), 4, lambda n: np.resize(np.array([0, *cuts, min(p.n_q, 2**31 - 1)], np.int32), n))
+        last = max(-(2**31), min(p.n_q, 2**31 - 1))
+        arrays["cu_seqlens_q"] = ((p.n_seq + 1,), (1,), 4, lambda n: np.resize(np.array([0, *cuts, last], np.int32), n))
     if p.cap or c.rarely(8):
         arrays["ids"] = ((p.n_q, p.n_kv, p.cap), (p.ids_stride, p.ids_head_stride, 1), 4, lambda n: integers(c, rng, n, -1, 20))
         if c.rarely(2):
