@@ -78,7 +78,7 @@ def matrix_region() -> str:
         )
     return "\n\n".join(
         [
-            f"From `{path.relative_to(report.ROOT)}`, {record['date'][:10]}, commit {(record['commit'] or 'unknown')[:12]}; what came later is not in it.",
+            f"From `{path.relative_to(report.ROOT)}`, {record['date'][:10]}, commit {record['commit'][:12]}; later changes are not in it.",
             report.table(["wheel", "built", "audited", "tested with"], wheels),
             "Kernels in the wheels, by architecture: a device is one that they were run on; audited: built and audited, not run.",
             report.table(["", *(f"`{name}`" for name in names)], rows),
