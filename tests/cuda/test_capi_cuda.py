@@ -123,8 +123,8 @@ def test_parts_of_exact_are_for_the_cpu(driver):
     fake = driver(90)
     with on_card() as (where, made), plan(where, made.p, "exact") as chosen:
         state = [made.memory.allocate(made.q.nbytes * 2) for _ in range(4)]
-        fails(capi.UNSUPPORTED_PROBLEM, "host memory only", "exact_anchors", chosen, made.p, *state[:2])
-        fails(capi.UNSUPPORTED_PROBLEM, "host memory only", "exact_sums", chosen, made.p, *state)
+        fails(capi.UNSUPPORTED_PROBLEM, "on a CPU only", "exact_anchors", chosen, made.p, *state[:2])
+        fails(capi.UNSUPPORTED_PROBLEM, "on a CPU only", "exact_sums", chosen, made.p, *state)
         fails(capi.UNSUPPORTED_PROBLEM, "on a CPU only", "exact_finish", chosen, made.p, *state)
     assert not fake.launches
 
