@@ -1,4 +1,4 @@
-// Partial results (docs/numerics.md, sections 5 and 6): the bytes of cpu::merge_partials, cpu::exact_finish and core/exact_state.cpp.
+// Partial results (docs/numerics.md, sections 5 and 6): the bytes of cpu::merge_partials, cpu::exact_finish and core/partial.cpp.
 #include "../core/exact_keys.h"
 #include "common.cuh"
 #include "partial_launch.h"
@@ -7,7 +7,7 @@ namespace strata_pa {
 namespace cuda {
 namespace {
 
-constexpr int kDims = 8;  // of a lane at once
+constexpr int kDims = 4;  // of a lane at once; with 8, sm_100 and newer spill
 
 __device__ int64_t global_thread() { return static_cast<int64_t>(blockIdx.x) * kPartialThreads + threadIdx.x; }
 
