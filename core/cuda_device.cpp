@@ -1,9 +1,5 @@
 #include "core/cuda_device.h"
 
-#include <algorithm>
-#include <memory>
-#include <utility>
-
 #include "core/errors.h"
 
 namespace strata_pa::cuda {
@@ -12,21 +8,9 @@ namespace {
 // Above this a function's limit must be raised first.
 constexpr uint32_t kSharedByDefault = 48 << 10;
 
-// Capture forbids a thread to load modules, unless it says that it knows what it does. Nothing here touches the captured stream.
-class Relaxed {
- public:
-  explicit Relaxed(Driver& driver) : driver_(driver) { driver_(driver_.exchange_capture_mode, &mode_); }
-  ~Relaxed() { driver_.exchange_capture_mode.call(&mode_); }
-  Relaxed(const Relaxed&) = delete;
-
- private:
-  Driver& driver_;
-  int mode_ = kCaptureRelaxed;
-};
-
 }  // namespace
 
-Card::Card(Driver& d, int n) : Gpu({DeviceKind::kCUDA, n}), driver(d), ordinal(n) {
+Card::Card(Driver& d, int n) : DriverGpu(d, {DeviceKind::kCUDA, n}), ordinal(n) {
   driver(driver.device_get, &device_, ordinal);
   char words[256] = "";
   driver(driver.device_name, words, int{sizeof words}, device_);
@@ -111,23 +95,9 @@ std::string Card::note(const char* name) {
   return text(image.name, " has ", cuda::describe(image), ", no cubin for sm_", sm, ": the driver compiles its PTX");
 }
 
-int count_cards() {
-  Driver& driver = Driver::get();
-  int n = 0;
-  driver(driver.device_count, &n);
-  return n;
-}
+int count_cards() { return count_devices(Driver::get()); }
 
-Card& card(int ordinal) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& cards = *new std::map<std::pair<Driver*, int>, std::unique_ptr<Card>>;
-  int n = count_cards();
-  if (ordinal < 0 || ordinal >= n) throw UnsupportedDevice(text("there is no cuda:", ordinal, "; the driver has ", n, n == 1 ? " device" : " devices"));
-  std::lock_guard<std::mutex> lock(mutex);
-  std::unique_ptr<Card>& c = cards[{&Driver::get(), ordinal}];
-  if (!c) c = std::make_unique<Card>(Driver::get(), ordinal);
-  return *c;
-}
+Card& card(int ordinal) { return card_of<Card>(Driver::get(), ordinal, "cuda"); }
 
 Current::Current(Card& card) : driver_(card.driver) { driver_(driver_.push_context, card.context()); }
 
@@ -144,15 +114,9 @@ int ordinal_of(const void* address, const std::string& name) {
   return ordinal;
 }
 
-void Card::order(Handle earlier, Handle later) {
-  if (earlier == later) return;
-  Current current(*this);
-  Handle event = nullptr;
-  driver(driver.event_create, &event, unsigned{kEventNoTiming});
-  Status record = driver.event_record.call(event, earlier);
-  Status wait = record ? record : driver.stream_wait.call(later, event, 0);
-  driver.event_destroy.call(event);
-  if (wait) throw DriverError(driver.describe(record ? driver.event_record.name : driver.stream_wait.name, wait));
+DriverFacts driver_facts() {
+  Driver& driver = Driver::get();
+  return {driver.path, version_text(driver.version)};
 }
 
 }  // namespace strata_pa::cuda

@@ -8,7 +8,7 @@
 
 #include "core/cuda_driver.h"
 #include "core/cuda_images.h"
-#include "core/gpu.h"
+#include "core/driver_gpu.h"
 
 namespace strata_pa::cuda {
 
@@ -19,11 +19,13 @@ struct Function {
   uint32_t shared_bytes = 0;  // of dynamic shared memory that are allowed
 };
 
-class Card : public Gpu {
+class Current;
+
+class Card : public DriverGpu<Card, Driver, Address> {
  public:
+  using Scope = Current;
   Card(Driver& driver, int ordinal);
 
-  Driver& driver;
   const int ordinal;
   int sm = 0;  // 10 * major + minor
 
@@ -35,16 +37,6 @@ class Card : public Gpu {
   // "": a cubin of the image runs here. Else a sentence on what the driver compiles for this card.
   std::string note(const char* image) override;
 
-  void order(Handle earlier, Handle later) override;
-  void synchronize(Handle stream) override;
-  Address allocate(int64_t bytes) override;
-  void free(Address address) override;
-  void copy_to_device(Address to, const void* from, int64_t bytes) override;
-  void copy_to_host(void* to, Address from, int64_t bytes) override;
-  Handle make_event() override;
-  void destroy_event(Handle event) override;
-  void record_event(Handle event, Handle stream) override;
-  double milliseconds(Handle first, Handle last) override;
 
  private:
   friend class Current;

@@ -13,8 +13,6 @@ using Status = int;  // CUresult
 enum DeviceAttribute { kMultiprocessorCount = 16, kSharedPerBlockOptin = 97, kComputeMajor = 75, kComputeMinor = 76 };
 enum FunctionAttribute { kLocalBytes = 3, kBinaryVersion = 6, kMaxDynamicShared = 8 };
 enum PointerAttribute { kPointerOrdinal = 9 };
-enum CaptureMode { kCaptureRelaxed = 2 };
-enum EventFlags { kEventDefault = 0, kEventNoTiming = 2 };
 
 class Driver : public DriverLibrary {
  public:

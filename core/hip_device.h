@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "core/gpu.h"
+#include "core/driver_gpu.h"
 #include "core/hip_driver.h"
 #include "core/hip_images.h"
 
@@ -17,27 +17,19 @@ struct Function {
   std::string reason;
 };
 
-class Card : public Gpu {
+class Current;
+
+class Card : public DriverGpu<Card, Driver, void*> {
  public:
+  using Scope = Current;
   Card(Driver& driver, int ordinal);
 
-  Driver& driver;
 
   // Loads the function. What the driver refuses for good gives a reason and is not tried again; other failures throw DriverError.
   // May be called while a stream is being captured: the calls that capture forbids are made in the relaxed mode.
   Function function(const Image& image, const std::string& symbol);
 
   std::string note(const char*) override { return ""; }  // a code object is for exactly its architecture
-  void order(Handle earlier, Handle later) override;
-  void synchronize(Handle stream) override;
-  Address allocate(int64_t bytes) override;
-  void free(Address address) override;
-  void copy_to_device(Address to, const void* from, int64_t bytes) override;
-  void copy_to_host(void* to, Address from, int64_t bytes) override;
-  Handle make_event() override;
-  void destroy_event(Handle event) override;
-  void record_event(Handle event, Handle stream) override;
-  double milliseconds(Handle first, Handle last) override;
 
  private:
   Function load_module(const Image& image);

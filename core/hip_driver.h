@@ -32,9 +32,6 @@ struct PointerAttributes {
 };
 enum MemoryType { kDeviceMemory = 2, kManagedMemory = 3 };
 
-enum CaptureMode { kCaptureRelaxed = 2 };
-enum EventFlags { kEventDefault = 0, kEventNoTiming = 2 };
-
 class Driver : public DriverLibrary {
  public:
   // The library that STRATA_PA_HIP_DRIVER names, else libamdhip64.so, loaded already or not; each is opened once and kept.
