@@ -1,11 +1,9 @@
-// What the CUDA kernels share beyond query.cuh: copies into tiles, MMA instructions.
+// What the CUDA kernels share beyond query.cuh: copies into tiles.
 #pragma once
 #include "query.cuh"
 
 namespace strata_pa {
 namespace cuda {
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Runs ahead of the chunks of 32 entries: the ids of one chunk and the page table's words of the one before are in flight.
 struct Feeder {
@@ -55,21 +53,20 @@ struct TileCopyAsync {
       Place at = places[cell];
       at.page = max(at.page, 0);  // a masked cell: any codes will do, its weight is 0
       const int8_t* from = base + offset(stride, at) + (lane & 3) * 16;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(tile + Tile::at(cell, lane & 3))), "l"(from)
-                   : "memory");
+      copy16(shared_address(tile + Tile::at(cell, lane & 3)), from);
     }
 #endif
   }
   __device__ void commit() {
 #ifdef STRATA_PA_SM80
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
 #endif
   }
   // Lands the copy whose commit was followed by `newer` others.
   template <int newer>
   __device__ void land(unsigned char*, int) {
 #ifdef STRATA_PA_SM80
-    asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
+    land_copies<newer>();
 #endif
     __syncwarp();
   }
@@ -95,30 +92,6 @@ struct TileCopyRegisters {
     __syncwarp();
   }
 };
-
-// ---- MMA
-
-__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
-}
-__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
-}
-
-#ifdef STRATA_PA_SM80
-__device__ __forceinline__ void mma_s8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const int (&c)[4]) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
-}
-__device__ __forceinline__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const int (&c)[4]) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
-}
-#endif
 
 }  // namespace cuda
 }  // namespace strata_pa

@@ -68,7 +68,7 @@ struct DigitBlock {
   // are. (On sm_90 the compiler does better without.)
   __device__ void forget() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-    asm volatile("" : "+r"(tid));
+    hide(tid);
     lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
 #endif
   }
@@ -215,7 +215,7 @@ struct DigitBlock {
   template <int bias>
   __device__ void partial_scores() {
     uint32_t b[4];
-    auto cells = [&](int i) { ldmatrix(b, k_tile() + i * 512 + SwizzledTile::at(lane & 7, lane >> 3)); };
+    auto cells = [&](int i) { ldmatrix4(b, shared_address(k_tile() + i * 512 + SwizzledTile::at(lane & 7, lane >> 3))); };
     if constexpr (G <= 64) {
 #pragma unroll
       for (int o = 0; o < kOwn; ++o) {

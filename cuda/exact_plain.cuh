@@ -165,7 +165,7 @@ __device__ __forceinline__ void exact_kernel(const Params& p, const ExactPart& p
   };
   auto hold = [&](int u, int odd, int c) {  // no joining earlier: it doubles the registers
 #pragma unroll
-    for (int d = 0; d < 4; ++d) asm volatile("" : "+r"(plane[d][u][odd][c]));
+    for (int d = 0; d < 4; ++d) hide(plane[d][u][odd][c]);
   };
   int64_t* const long_sums = reinterpret_cast<int64_t*>(b.rest) + b.tid;  // [32][threads], only if a list may be that long
   const bool is_long = p.max_entries > static_cast<int>(shared::kPlaneEntries);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void exact_kernel(const Params& p, const ExactPart& p
 #pragma unroll
       for (int u = own * (4 / kOwn); u < (own + 1) * (4 / kOwn); ++u) {
         uint32_t v[4];
-        ldmatrix_transposed(v, b.v_tile() + SwizzledTile::at(b.lane, u));
+        ldmatrix4_trans(v, shared_address(b.v_tile() + SwizzledTile::at(b.lane, u)));
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           const uint32_t selector = odd ? 0x7531 : 0x6420, b0 = byte_permute(v[0], v[1], selector), b1 = byte_permute(v[2], v[3], selector);

@@ -17,7 +17,7 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
 #pragma unroll
   for (int d = 0; d < kHeld; ++d)
 #pragma unroll
-    for (int k = 0; k < D / 32; ++k) load_matrices(a[d][k], digit(me, d, k));
+    for (int k = 0; k < D / 32; ++k) ldmatrix4(a[d][k], digit(me, d, k));
   __syncthreads();
   const uint32_t base = shared_address(stages());
   auto issue = [](int i, uint32_t to, const auto& places) {
@@ -29,16 +29,16 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     if (state().begin + i < state().stop) issue(state().begin + i, base + i * kScoreStage, InRecord{state().records + static_cast<int64_t>(state().begin + i) * kRecord});
-    commit();
+    commit_copies();
   }
   float top[2] = {kMinusInf, kMinusInf}, raised[2] = {kMinusInf, kMinusInf};
   uint32_t at = base;
   for (int i = kept().begin; i < kept().stop; ++i) {
-    land<kAhead - 1>();
+    land_copies<kAhead - 1>();
     __syncthreads();
     const unsigned char* const here = stages() + (at - base);
     if (i + kAhead < kept().stop) issue(i + kAhead, at == base ? base + (kStages - 1) * kScoreStage : at - kScoreStage, InStage{at + kCodes});
-    commit();
+    commit_copies();
     const bool edge = kept().first_cell + i * 64 < kept().inner_first || kept().first_cell + i * 64 + 63 > kept().inner_last;
 #pragma unroll 1
     for (int block = 0; block < 4 / kShare; ++block) {
@@ -53,13 +53,13 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
       for (int k64 = 0; k64 < D / 64; ++k64) {
         uint32_t b[2][4];
 #pragma unroll
-        for (int n = 0; n < 2; ++n) load_matrices(b[n], codes + n * 8 * kRowBytes + k64 * 64);
+        for (int n = 0; n < 2; ++n) ldmatrix4(b[n], codes + n * 8 * kRowBytes + k64 * 64);
 #pragma unroll
         for (int kk = 0; kk < 2; ++kk) {
           const int k = k64 * 2 + kk, group = k * 32 / G;
           uint32_t last[4];
           if constexpr (kHeld == 2) {
-            load_matrices(last, digit(now, 2, k));
+            ldmatrix4(last, digit(now, 2, k));
           } else {
 #pragma unroll
             for (int u = 0; u < 4; ++u) last[u] = a[kHeld - 1][k][u];
@@ -71,9 +71,9 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
               mma_s8s8(l[n], a[1][k], b[n][2 * kk], b[n][2 * kk + 1], zero);
               mma_s8s8(m[n], last, b[n][2 * kk], b[n][2 * kk + 1], zero);
             } else {
-              accumulate_s8s8(h[n], a[0][k], b[n][2 * kk], b[n][2 * kk + 1]);
-              accumulate_s8s8(l[n], a[1][k], b[n][2 * kk], b[n][2 * kk + 1]);
-              accumulate_s8s8(m[n], last, b[n][2 * kk], b[n][2 * kk + 1]);
+              add_s8s8(h[n], a[0][k], b[n][2 * kk], b[n][2 * kk + 1]);
+              add_s8s8(l[n], a[1][k], b[n][2 * kk], b[n][2 * kk + 1]);
+              add_s8s8(m[n], last, b[n][2 * kk], b[n][2 * kk + 1]);
             }
           }
           if ((k + 1) * 32 % G == 0) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
     }
     at = at == base + (kStages - 1) * kScoreStage ? base : at + kScoreStage;
   }
-  land<0>();
+  land_copies<0>();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -160,7 +160,7 @@ __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     if (state().begin + i < state().stop) issue(state().begin + i, base + i * kSumStage, InRecord{state().records + static_cast<int64_t>(state().begin + i) * kRecord + rows::kVPlaces});
-    commit();
+    commit_copies();
   }
 #pragma unroll
   for (int r = 0; r < kSumRows; ++r) state().running[r][slot()] = 0;
@@ -169,10 +169,10 @@ __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
   auto sum_block = [](const Who& me) { return kShare == 4 ? me.share & 2 : 0; };
   uint32_t at = base;
   for (int i = kept().begin; i < kept().stop; ++i) {
-    land<kAhead - 1>();
+    land_copies<kAhead - 1>();
     __syncthreads();
     if (i + kAhead < kept().stop) issue(i + kAhead, at == base ? base + (kStages - 1) * kSumStage : at - kSumStage, InStage{at + kCodes});
-    commit();
+    commit_copies();
 #pragma unroll
     for (int r = 0; r < kSumRows; ++r) {
       const Who me;
@@ -180,11 +180,11 @@ __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
       unsigned long long& sum = state().running[r][slot()];
       unsigned long long more = 0;
       int c[4];
-      load4(c, anchor_of(me) + (sum_row(me) + r) * 128);
+      load_shared4(c, anchor_of(me) + (sum_row(me) + r) * 128);
 #pragma unroll
       for (int b = 0; b < kSumBlocks; ++b) {
         int x[4];
-        load4(x, at + word + (sum_block(me) + b) * 3072 + (sum_row(me) + r) * 512);
+        load_shared4(x, at + word + (sum_block(me) + b) * 3072 + (sum_row(me) + r) * 512);
 #pragma unroll
         for (int u = 0; u < 4; ++u) x[u] = __float2int_rn(moved(x[u], c[2], c[3]));
         more += static_cast<uint32_t>(x[0]) + static_cast<uint32_t>(x[1]);
@@ -204,14 +204,14 @@ __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
           uint32_t h0, h1;
-          asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(h0), "=r"(h1) : "r"(at + scale + own * 128 + (k * 32 + b * 16) * 2) : "memory");
+          load_shared2(h0, h1, at + scale + own * 128 + (k * 32 + b * 16) * 2);
           const float v[4] = {half_to_float(static_cast<uint16_t>(h0)), half_to_float(static_cast<uint16_t>(h0 >> 16)),
                               half_to_float(static_cast<uint16_t>(h1)), half_to_float(static_cast<uint16_t>(h1 >> 16))};
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             int x[4], add, least;
-            asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(add), "=r"(least) : "r"(anchor + r * 128) : "memory");
-            load4(x, at + word + (k * 2 + b) * 3072 + r * 512);
+            load_shared2(add, least, anchor + r * 128);
+            load_shared4(x, at + word + (k * 2 + b) * 3072 + r * 512);
 #pragma unroll
             for (int u = 0; u < 4; ++u) x[u] = __float2int_rn(__fmul_rn(moved(x[u], add, least), v[u]));
             const uint32_t y0 = byte_permute(x[0], x[1], 0x5140), y1 = byte_permute(x[2], x[3], 0x5140);
@@ -225,20 +225,20 @@ __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
 #pragma unroll
         for (int c = own * (4 / kOwn); c < (own + 1) * (4 / kOwn); ++c) {
           uint32_t v[4];
-          load_matrices_transposed(v, at + code + k * 32 * kRowBytes + c * 16);
+          ldmatrix4_trans(v, at + code + k * 32 * kRowBytes + c * 16);
 #pragma unroll
           for (int odd = 0; odd < 2; ++odd) {
             const uint32_t selector = odd ? 0x7531 : 0x6420, b0 = byte_permute(v[0], v[1], selector), b1 = byte_permute(v[2], v[3], selector);
-            accumulate_s8s8(plane[3][2 * c + odd], a[3], b0, b1);
+            add_s8s8(plane[3][2 * c + odd], a[3], b0, b1);
 #pragma unroll
-            for (int d = 0; d < 3; ++d) accumulate_u8s8(plane[d][2 * c + odd], a[d], b0, b1);
+            for (int d = 0; d < 3; ++d) add_u8s8(plane[d][2 * c + odd], a[d], b0, b1);
           }
         }
       }
     }
     at = at == base + (kStages - 1) * kSumStage ? base : at + kSumStage;
   }
-  land<0>();
+  land_copies<0>();
   __syncthreads();
   if (const int row = thread(); row < kRows) {
     unsigned long long sum = 0;

@@ -12,32 +12,6 @@ namespace strata_pa {
 namespace cuda {
 
 #ifdef STRATA_PA_SM80
-__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int newer>
-__device__ __forceinline__ void land() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
-}
-__device__ __forceinline__ void accumulate_s8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void accumulate_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void load4(int (&x)[4], uint32_t at) {
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-
 // Numbers as unsigned integers of the same order, all of them above 0.
 __device__ __forceinline__ uint32_t ordered(float x) {
   const int i = __float_as_int(x);
@@ -92,15 +66,10 @@ struct RowsBlock {
   static __device__ __forceinline__ unsigned char* stages() { return raw_rows; }
   static __device__ __forceinline__ State& state() { return *reinterpret_cast<State*>(raw_rows + kStageBytes); }
 
-  static __device__ __forceinline__ int thread() {  // not kept in a register
-    int x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-  }
+  static __device__ __forceinline__ int thread() { return thread_now(); }
   // The thread's number in other terms: the compiler would keep a product of it in a register through all the sums for the sake of what follows.
   static __device__ __forceinline__ int slot() {
-    int lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    const int lane = lane_now();
     return (thread() & ~31) + lane;
   }
   struct Who {  // tile: the warp's 16 rows; share: its part of the cells or dims
@@ -190,9 +159,9 @@ struct RowsBlock {
     constexpr int kPass = kThreads / kChunks;  // 24
     const int tid = thread(), chunk = tid % kChunks, cell = tid / kChunks;
     pool += chunk * 16, to += chunk * 16 + cell * kRowBytes;
-    copy_16(to, pool + static_cast<uint64_t>(from(cell)) * 16);
-    copy_16(to + kPass * kRowBytes, pool + static_cast<uint64_t>(from(cell + kPass)) * 16);
-    if (cell < 64 - 2 * kPass) copy_16(to + 2 * kPass * kRowBytes, pool + static_cast<uint64_t>(from(cell + 2 * kPass)) * 16);
+    copy16(to, pool + static_cast<uint64_t>(from(cell)) * 16);
+    copy16(to + kPass * kRowBytes, pool + static_cast<uint64_t>(from(cell + kPass)) * 16);
+    if (cell < 64 - 2 * kPass) copy16(to + 2 * kPass * kRowBytes, pool + static_cast<uint64_t>(from(cell + 2 * kPass)) * 16);
   }
   // Where the places of a step stand: of one of the first in its record, later beside the codes of a step before.
   struct InRecord {
@@ -203,7 +172,7 @@ struct RowsBlock {
     uint32_t at;
     __device__ __forceinline__ uint32_t operator()(int cell) const {
       uint32_t x;
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at + cell * 4) : "memory");
+      load_shared(x, at + cell * 4);
       return x;
     }
   };
@@ -214,7 +183,7 @@ struct RowsBlock {
 #pragma unroll
     for (int i = 0; i < (bytes / 16 + kThreads - 1) / kThreads; ++i) {
       const int j = (i * kThreads + tid) * 16;
-      if (bytes % (kThreads * 16) == 0 || j < bytes) copy_16(to + j, from + j);
+      if (bytes % (kThreads * 16) == 0 || j < bytes) copy16(to + j, from + j);
     }
   }
 
@@ -246,7 +215,7 @@ struct RowsBlock {
 
   static __device__ __forceinline__ int64_t whole(const int (&plane)[4][8][4], int n, int e) {
     int x[4] = {plane[0][n][e], plane[1][n][e], plane[2][n][e], plane[3][n][e]};
-    asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3]));  // no joining earlier: it doubles the registers
+    hide(x);  // no joining earlier: it doubles the registers
     int64_t o = x[3];
     o = (o << 8) + x[2];
     o = (o << 8) + x[1];

@@ -230,17 +230,17 @@ struct TileBlock {
     int st = group;
     for (int i = group; i < nt; i += 3, st = st < 3 ? st + 3 : st - 3) {
       land_copies<1>();
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      fence_async_shared();
       join_warpgroup(group);
       const unsigned char* const record = raw + kDigitBytes + st * kStageBytes + kCodeBytes + kWordBytes;
       const uint32_t a = __shfl_sync(~0u, stage(st), 0), b = shared_address(raw);
       int d[48], f[24];  // rows 0 .. 31, 32 .. 47
       auto start = [&](auto& sums, int part, int rows) {
         const uint32_t ai = a + (part >> 1) * 8192 + (part & 1) * 64, bi = b + rows + (part >> 1) * (3 * kRows * 128) + (part & 1) * 64;
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        wgmma_fence();
         wgmma(sums, matrix(ai), matrix(bi), 0);
         wgmma(sums, matrix(ai + 32), matrix(bi + 32), 1);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        wgmma_commit();
       };
       start(d, 0, 0);
       start(f, 0, 96 * 128);
@@ -304,23 +304,13 @@ struct TileBlock {
     const volatile TileShared::Sources& from = s.from;
     const uint32_t full = shared_address(&s.full[0]) + st * 8, to = stage(st);
     if ((thread & 127) == 0) {
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "n"(kWordBytes) : "memory");
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to + kCodeBytes),
-                   "l"(from.words + static_cast<int64_t>(i) * (kRows * 64)), "n"(kWordBytes), "r"(full)
-                   : "memory");
+      expect_bytes<kWordBytes>(full);
+      bulk_copy<kWordBytes>(to + kCodeBytes, from.words + static_cast<int64_t>(i) * (kRows * 64), full);
     }
     copy_codes(to, from.v, cells, thread);
     const unsigned char* const record = from.records + i * kRecordBytes;
     copy_record(to, record, kVScales, kRecordBytes - kVScales, i + 3 < from.nt ? record + 3 * kRecordBytes + kVPlaces : nullptr, thread);
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
-  }
-  static __device__ __forceinline__ int thread_now() {  // not kept in a register
-    int x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-  }
-  static __device__ __forceinline__ void load4(int (&x)[4], uint32_t at) {
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    arrive_when_copied(full);
   }
   // x + add, at least `least`: the bits of a number.
   static __device__ __forceinline__ float moved(int x, int add, int least) { return __int_as_float(__viaddmax_s32(x, add, least)); }
@@ -355,15 +345,12 @@ struct TileBlock {
       }
       {  // L's terms are shared out among the four warps of the same rows
         int c[4], x[4];
-        load4(c, anchor + (j & 1) * 128);
+        load_shared4(c, anchor + (j & 1) * 128);
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
-          load4(x, at + (sum_words ^ b * 64));
+          load_shared4(x, at + (sum_words ^ b * 64));
 #pragma unroll
-          for (int u = 0; u < 4; ++u) {
-            const int term = __float2int_rn(moved(x[u], c[2], c[3]));
-            asm("add.cc.u32 %0, %0, %2;\n\taddc.u32 %1, %1, 0;" : "+r"(sum_low), "+r"(sum_high) : "r"(term));
-          }
+          for (int u = 0; u < 4; ++u) add_wide(sum_low, sum_high, __float2int_rn(moved(x[u], c[2], c[3])));
         }
       }
 #pragma unroll 1  // unrolled, it costs registers that are not there
@@ -372,14 +359,14 @@ struct TileBlock {
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
           uint32_t h0, h1;
-          asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(h0), "=r"(h1) : "r"(at + scale + (k * 32 + b * 16) * 2) : "memory");
+          load_shared2(h0, h1, at + scale + (k * 32 + b * 16) * 2);
           const float v[4] = {half_to_float(static_cast<uint16_t>(h0)), half_to_float(static_cast<uint16_t>(h0 >> 16)),
                               half_to_float(static_cast<uint16_t>(h1)), half_to_float(static_cast<uint16_t>(h1 >> 16))};
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             int x[4], add, least;
-            asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(add), "=r"(least) : "r"(anchor + r * 128) : "memory");
-            load4(x, at + (word ^ b * 64) + r * 2048 + k * 128);
+            load_shared2(add, least, anchor + r * 128);
+            load_shared4(x, at + (word ^ b * 64) + r * 2048 + k * 128);
 #pragma unroll
             for (int u = 0; u < 4; ++u) x[u] = __float2int_rn(__fmul_rn(moved(x[u], add, least), v[u]));
             const uint32_t y0 = byte_permute(x[0], x[1], 0x5140), y1 = byte_permute(x[2], x[3], 0x5140);
@@ -393,8 +380,7 @@ struct TileBlock {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           uint32_t v[4];
-          asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                       : "r"((at + code + k * 4096) ^ c * 16) : "memory");
+          ldmatrix4_trans(v, (at + code + k * 4096) ^ c * 16);
 #pragma unroll
           for (int odd = 0; odd < 2; ++odd) {
             const uint32_t selector = odd ? 0x7531 : 0x6420, b0 = byte_permute(v[0], v[1], selector), b1 = byte_permute(v[2], v[3], selector);
@@ -453,7 +439,7 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
     barrier_init(shared_address(&s.full[b.tid]), 129);
     barrier_init(shared_address(&s.empty[b.tid]), kThreads / 32);
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_async_shared();
   __syncthreads();
   const int items = w.tiles * p.n_kv;
   uint32_t uses = 0;
@@ -464,11 +450,11 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
     if (b.start(item)) {
       if (b.tid == 0) s.from = {p.v + b.kv * p.v_stride.head, b.records, b.words(), b.nt};
       b.digits();
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      fence_async_shared();
       __syncthreads();
       b.scores();
       __threadfence();
-      asm volatile("fence.proxy.async;" ::: "memory");
+      fence_async();
       __syncthreads();
       b.anchors();
       __syncthreads();

@@ -96,7 +96,7 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
   int half = lane >> 4, column = lane & 15;  // scores: rows half * H .. , entries column + 16 i of the warp's chunk
   // Computes the thread's places in shared memory anew from here on: kept through the loop, all of them, they cost more registers than there are.
   auto forget = [&]() {
-    asm volatile("" : "+r"(tid));
+    hide(tid);
     lane = tid & 31, warp = tid >> 5, half = lane >> 4, column = lane & 15;
   };
   for (int start = begin; start < count; start += kPair) {

@@ -1,4 +1,4 @@
-// Instructions that exact's tiles use on sm_90: copies that complete on barriers, int8 wgmma, MMA in place.
+// Instructions that exact's tiles use on sm_90: copies that complete on barriers, int8 wgmma.
 #pragma once
 #include "common.cuh"
 
@@ -6,14 +6,10 @@
 namespace strata_pa {
 namespace cuda {
 
-__device__ __forceinline__ void copy16(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int newer>
-__device__ __forceinline__ void land_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
-}
+// A matrix of rows of 128 bytes, swizzled, eight rows apart by 1024.
+__device__ __forceinline__ uint64_t matrix(uint32_t at) { return (at & 0x3ffff) >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62; }
+
+#ifdef __CUDACC__
 __device__ __forceinline__ void barrier_init(uint32_t at, int count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
 __device__ __forceinline__ void barrier_arrive(uint32_t at) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory"); }
 __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity) {
@@ -22,11 +18,27 @@ __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// An arrival that the barrier's phase also waits for `bytes` of bulk copies with.
+template <uint32_t bytes>
+__device__ __forceinline__ void expect_bytes(uint32_t at) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "n"(bytes) : "memory");
+}
+template <uint32_t bytes>
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "n"(bytes), "r"(barrier)
+               : "memory");
+}
+// The thread arrives when its copies (copy16) have landed.
+__device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// What was written to shared memory, or anywhere, is seen by wgmma and bulk copies.
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void join_warpgroup(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
-// A matrix of rows of 128 bytes, swizzled, eight rows apart by 1024.
-__device__ __forceinline__ uint64_t matrix(uint32_t at) { return (at & 0x3ffff) >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62; }
-
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // d (+)= 64 cells by 96 or 48 columns over 32 dims.
 __device__ __forceinline__ void wgmma(int (&d)[48], uint64_t a, uint64_t b, int more) {
   asm volatile(
@@ -60,15 +72,7 @@ __device__ __forceinline__ void wait_for(int (&d)[n]) {
   for (int u = 0; u < n; ++u) asm volatile("" : "+r"(d[u])::"memory");
 }
 
-// In place, unlike those of common.cuh: there is no room for a copy.
-__device__ __forceinline__ void add_s8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void add_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+#endif
 
 }  // namespace cuda
 }  // namespace strata_pa

@@ -131,7 +131,7 @@ __device__ __forceinline__ void imma_kernel(const Params& p) {
         uint32_t v[4];  // entries 2t, 2t + 1 of the four eights, dims 2g, 2g + 1 of sixteen
         // Never true, but it makes tile u wait for the sums of tile u - 2: all eight at once would not fit the registers.
         const bool wait = u >= 2 && __float_as_int(acc[u >= 2 ? u - 2 : 0][1][3]) == 0x7f812345;
-        ldmatrix_transposed(v, b.v_tile() + SwizzledTile::at(b.lane, u) + (wait ? 1024 : 0));
+        ldmatrix4_trans(v, shared_address(b.v_tile() + SwizzledTile::at(b.lane, u) + (wait ? 1024 : 0)));
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           const uint32_t selector = odd ? 0x7531 : 0x6420, b0 = byte_permute(v[0], v[1], selector), b1 = byte_permute(v[2], v[3], selector);

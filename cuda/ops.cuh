@@ -2,10 +2,10 @@
 #pragma once
 #include <cstdint>
 
-#ifdef __CUDACC__
-#include "ptx.cuh"
-#else  // AMD, and the tests that run the kernels on the CPU: the same names
+#ifdef STRATA_PA_WAVE  // AMD
 #include "../hip/gpu.h"
+#else
+#include "ptx.cuh"
 #endif
 
 #include "../core/arith.h"

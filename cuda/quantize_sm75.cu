@@ -54,8 +54,7 @@ extern "C" __global__ void __launch_bounds__(kQuantizeThreads) strata_quantize(c
   }
   bad = __any_sync(~0u, bad);
   for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  uint16_t half;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(__fdiv_rn(largest, 127.0f)));
+  const uint16_t half = float_to_half(__fdiv_rn(largest, 127.0f));
   const float scale = bad ? 0.0f : half_to_float(half);
   for (int d = lane; d < p.group; d += 32) {
     const float code = scale == 0 ? 0.0f : rintf(__fdiv_rn(load(p, at + d), scale));
