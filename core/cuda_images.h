@@ -31,7 +31,7 @@ struct Choice {
 // The card's own cubin; else the newest cubin of the same major version below it (binary compatibility); else the newest PTX below it.
 Choice choose(Vendor vendor, int sm, const Image& image);
 
-std::string describe(const Image& image);  // "cubins sm_80, sm_90, PTX compute_80, compute_90"
+std::string describe(const Image& image);  // "cubins sm_80, sm_90, PTX compute_80"
 std::vector<std::string> built_archs();    // over all images: "sm_75", ..., "compute_75", ...
 
 // "": some image has code for the card. Else a sentence that names the card and the built list.

@@ -135,7 +135,7 @@ FILE of --data is an .npz with the arrays of one attention layer, in the order o
   ids               int32   [n, cap]            optional: the cells each query attends to, -1: none; without it, all up to its own
   sm_scale          float                       optional: softmax scale; without it, 1/sqrt(D)
 Query head h reads KV head h // (heads / kv_heads); query i is token m - n + i. `--data sample` is such a file: one layer of
-SmolLM2-135M-Instruct over 600 tokens."""
+SmolLM2-135M-Instruct, the last 128 of 600 tokens."""
 
 
 def _positive(text: str) -> int:

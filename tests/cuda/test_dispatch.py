@@ -238,7 +238,7 @@ def runs_as(major, minor, least, only=False):
         return f"sm_{sm}" if sm == least else None
     mine = [arch for arch in BUILT if arch >= least]
     cubins = [arch for arch in mine if arch // 10 == major and arch % 10 <= minor]
-    ptx = [arch for arch in (mine[0], mine[-1]) if arch <= sm]
+    ptx = [arch for arch in mine[:1] if arch <= sm]
     return f"sm_{max(cubins)}" if cubins else f"compute_{max(ptx)}" if ptx else None
 
 
