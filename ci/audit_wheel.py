@@ -9,10 +9,12 @@ Prints what is wrong, each in a line; the exit status is 1 if anything is. Looke
 - exports: the module's init function, and versioned strata_pa_ symbols of libstrata_pa; relative search paths; no executable stack;
 - the wheel: the name's tags and version, the license, no tests, and the size.
 
---images: the images in a build's folder cuda/ are in each wheel. --complete: there is a wheel for every Python and platform of the matrix.
+--images: the images in a build's folder cuda/, and the AMD code objects in hip/ beside it, are in each wheel.
+--complete: there is a wheel for every Python and platform of the matrix.
 --tag: the release's tag names the version.
 
-What the images hold is ci/audit_images.py's business. Needs pyelftools, and auditwheel for its table of policies.
+What the images hold is the business of ci/audit_images.py and ci/audit_code_objects.py.
+Needs pyelftools, and auditwheel for its table of policies.
 """
 
 import argparse
@@ -203,11 +205,20 @@ def mistagged(tag: str) -> list[str]:
 
 
 def lacking(wheel: Path, images: Path) -> list[str]:
-    """The images of a build's folder cuda/ that the wheel does not hold byte for byte."""
+    """The images of a build's folders cuda/ and hip/ that the wheel does not hold byte for byte; AMD's are for x86-64 only."""
+    kinds = [(".nv_fatbin", images, "*.fatbin")]
+    if wheel.stem.endswith("x86_64"):
+        kinds.append((".hip_code_objects", images.parent / "hip", "*.co"))
+    wrong = []
     with zipfile.ZipFile(wheel) as file:
-        section = ELFFile(io.BytesIO(file.read(LIBRARY))).get_section_by_name(".nv_fatbin") if LIBRARY in file.namelist() else None
-    held, made = section.data() if section else b"", sorted(images.glob("*.fatbin"))
-    return [f"it does not hold {path.name}" for path in made if path.read_bytes() not in held] if made else [f"{images} has no images"]
+        library = ELFFile(io.BytesIO(file.read(LIBRARY))) if LIBRARY in file.namelist() else None
+    for name, folder, pattern in kinds:
+        section = library.get_section_by_name(name) if library else None
+        held, made = section.data() if section else b"", sorted(folder.glob(pattern))
+        wrong += (
+            [f"it does not hold {path.name}" for path in made if path.read_bytes() not in held] if made else [f"{folder} has no {pattern}"]
+        )
+    return wrong
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
 """Writes the record of the matrix: every cell as built, audited, and run on what, or not run.
 
-    python ci/matrix_record.py --wheels REPORT ... [--gpu RECORD ...] --record FILE
+    python ci/matrix_record.py --wheels REPORT ... [--gpu RECORD ... [--changed KERNEL ...]] --record FILE
 
-REPORTs are what ci/wheels wrote, RECORDs what ci/gpu wrote. The images are the installed package's, one of the wheels (needs cuobjdump).
+REPORTs are what ci/wheels wrote, RECORDs what ci/gpu wrote. The images are the installed package's, one of the wheels.
+Needs cuobjdump, pyelftools and msgpack.
 ci/make_docs.py makes the table in docs/building.md from the newest record.
 """
 
@@ -15,10 +16,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import audit_code_objects
 import audit_images
 import matrix
 
 NOT_RUN = "not run"
+# Helpers of a form of exact, and the operations on partial results, are told of with what they belong to.
+BELONGS = {"exact_rest": "exact_tile", "tile": "exact_tile", "rows": "exact_rows", "partial": "partial"}
+# The forms that no selftest runs, by the tests on the GPU that compare their bytes with the CPU's (tests/gpu/).
+TESTED = {"test_tiled": ("exact_rows", "exact_tile"), "test_ranks": ("exact_part", "partial"), "test_quantize": ("quantize",)}
 
 
 def wheels(limits: matrix.Matrix, reports: Iterable[dict]) -> dict[str, dict]:
@@ -39,6 +45,12 @@ def wheels(limits: matrix.Matrix, reports: Iterable[dict]) -> dict[str, dict]:
     return cells
 
 
+def kernel_of(symbol: str) -> str:
+    """The kernel, or the form of one: "fp32" of strata_fp32_d64_r4, "exact_tile" of strata_tile_union."""
+    name = re.sub(r"_d\d.*", "", symbol.removeprefix("strata_"))
+    return next((whole for start, whole in BELONGS.items() if name.startswith(start)), name)
+
+
 def kernels(
     codes: Iterable[audit_images.Code], problems: list[str], want: audit_images.Expected, ran: dict[str, dict[str, str]]
 ) -> dict[str, dict]:
@@ -46,7 +58,7 @@ def kernels(
     built = {(code.symbol, code.arch) for code in codes}
     cells: dict[str, dict] = {}
     for symbol in want.least:
-        name = symbol.split("_")[1]
+        name = kernel_of(symbol)
         for arch in want.archs:
             if not want.has(symbol, arch):
                 continue
@@ -56,16 +68,35 @@ def kernels(
     return cells
 
 
+def code_objects(found: list[dict], problems: list[str], archs: Iterable[str]) -> dict[str, dict]:
+    """For each kernel and architecture of AMD, of which no card was at hand."""
+    there = set(map(audit_code_objects.names, found))
+    cells: dict[str, dict] = {}
+    for arch in archs:
+        for kernel in audit_code_objects.BLOCKS:
+            built = (kernel, arch) in there
+            audited = built and not any(line.startswith(f"{kernel} {arch}:") for line in problems)
+            cells[f"{kernel} {arch}"] = {"built": built, "audited": audited, "run": NOT_RUN}
+    return cells
+
+
 def ran_on(records: Iterable[dict]) -> dict[str, dict[str, str]]:
-    """architecture -> {kernel: device} of the kernels that passed selftest, where the tests on the GPU passed as well."""
+    """architecture -> {kernel: device} of the kernels that passed selftest and the forms in TESTED, where the tests on the GPU passed."""
     ran: dict[str, dict[str, str]] = {}
     for record in records:
         card, steps = record["card"], record["steps"]
-        if not steps.get("test", {}).get("ok"):
+        tests = steps.get("test", {})
+        if not tests.get("ok"):
             continue
+        mine = ran.setdefault(card["compute_cap"].replace(".", ""), {})
         for name, status, _ in steps["selftest"]["checks"]:
             if status == "ok" and name.startswith("cuda:0 "):
-                ran.setdefault(card["compute_cap"].replace(".", ""), {})[name.removeprefix("cuda:0 ")] = card["name"]
+                mine[name.removeprefix("cuda:0 ")] = card["name"]
+        for files, counts in tests.items():
+            if isinstance(counts, dict) and counts.get("passed"):
+                for start, names in TESTED.items():
+                    if any(file.startswith(start) for file in files.split()):
+                        mine |= dict.fromkeys(names, card["name"])
     return ran
 
 
@@ -73,6 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, nargs="+", required=True)
     parser.add_argument("--gpu", type=Path, nargs="*", default=[])
+    parser.add_argument("--changed", nargs="*", default=[], metavar="KERNEL", help="whose machine code is no longer what the RECORDs ran")
     parser.add_argument("--record", type=Path, required=True)
     asked = parser.parse_args()
     import strata_pa
@@ -83,23 +115,26 @@ def main() -> int:
     codes = audit_images.read(library)
     want = audit_images.expected(limits.cuda_architectures)
     wrong = audit_images.problems(codes, want)
+    amd, amd_archs = audit_code_objects.read(library), (*limits.hip_wave64, *limits.hip_wave32)
+    amd_wrong = audit_code_objects.problems(amd, amd_archs)
     gpu = [json.loads(path.read_text()) for path in asked.gpu]
+    ran = {arch: {name: card for name, card in cards.items() if name not in asked.changed} for arch, cards in ran_on(gpu).items()}
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     record: dict = {
         "what": "the matrix: every wheel and every kernel x architecture as built, audited and run",
         **_record.header(["python", "ci/matrix_record.py", *(re.sub(r".*/", "", x) for x in sys.argv[1:])]),
         "commit": None if head.returncode else head.stdout.strip(),
         "wheels": wheels(limits, [json.loads(path.read_text()) for path in asked.wheels]),
-        "kernels": kernels(codes, wrong, want, ran_on(gpu)),
+        "kernels": kernels(codes, wrong, want, ran) | code_objects(amd, amd_wrong, amd_archs),
         "gpu": [path.name for path in asked.gpu],
-        "problems": wrong,
+        "problems": wrong + amd_wrong,
     }
     asked.record.write_text(json.dumps(record, indent=1) + "\n")
     for group in ("wheels", "kernels"):
         cells: dict[str, dict] = record[group]
         missing = [name for name, cell in cells.items() if not (cell["built"] and cell["audited"])]
         print(f"{len(cells)} {group}; not built or not audited: {', '.join(missing) or 'none'}")
-    return bool(wrong)
+    return bool(record["problems"])
 
 
 if __name__ == "__main__":

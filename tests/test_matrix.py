@@ -154,7 +154,7 @@ def test_the_workflow_for_wheels_has_the_platforms_of_the_matrix():
     document, text = workflow("wheels")
     assert [cell["machine"] for cell in document["jobs"]["wheels"]["strategy"]["matrix"]["include"]] == list(MATRIX.platforms)
     assert document["jobs"]["wheels"]["needs"] == "images"
-    assert set(scripts(text)) == {"ci/build_images.py", "ci/audit_wheel.py", "ci/test_wheel.py"}
+    assert set(scripts(text)) == {"ci/build_images.py", "ci/audit_wheel.py", "ci/audit_code_objects.py", "ci/test_wheel.py"}
     paths = [
         step["with"]["path"] for job in document["jobs"].values() for step in job["steps"] if step.get("with", {}).get("name") == "images"
     ]
@@ -210,6 +210,36 @@ def test_cells_of_the_record():
     }
     cells = record.kernels(sound[1:], [], want, {})
     assert cells["fp32 sm_75"] == {"built": False, "audited": False, "run": "not run"}
+
+
+def test_forms_of_the_record():
+    """A form counts as run where the tests that are its own passed."""
+    record = importlib.import_module("matrix_record")
+    symbols = ["exact_d64_g32", "exact_part_d256_g64", "exact_rows_d64_g32", "rows_cells", "exact_tile_d256_g64", "exact_rest_d256_g64",
+               "tile_union", "partial_merge", "quantize", "v2_d256_g64"]  # fmt: skip
+    said = ["exact", "exact_part", *["exact_rows"] * 2, *["exact_tile"] * 3, "partial", "quantize", "v2"]
+    assert [record.kernel_of(f"strata_{symbol}") for symbol in symbols] == said
+    tests = {
+        "ok": True,
+        "note": "by file",
+        "test_tiled.py": {"passed": 3},
+        "test_identity.py test_ranks.py": {"passed": 1},
+        "test_quantize_gpu.py": {"skipped": 2},
+    }
+    gpu = {"card": {"name": "A card", "compute_cap": "9.0"}, "steps": {"selftest": {"checks": []}, "test": tests}}
+    assert record.ran_on([gpu]) == {"90": dict.fromkeys(["exact_rows", "exact_tile", "exact_part", "partial"], "A card")}
+    assert record.ran_on([gpu | {"steps": {"selftest": {"checks": []}, "test": tests | {"ok": False}}}]) == {}
+
+
+def test_code_objects_of_the_record():
+    pytest.importorskip("msgpack", reason="pip install '.[test]'")
+    record = importlib.import_module("matrix_record")
+    found = [{"amdhsa.target": "amdgcn-amd-amdhsa--gfx90a", "amdhsa.kernels": [{".name": f"strata_{k}_d64_r4"}]} for k in ("fp32", "imma")]
+    cells = record.code_objects(found, ["imma gfx90a: 3 sgpr"], ["gfx90a", "gfx942"])
+    assert cells["fp32 gfx90a"] == {"built": True, "audited": True, "run": "not run"}
+    assert cells["imma gfx90a"] == {"built": True, "audited": False, "run": "not run"}
+    assert cells["exact gfx90a"] == cells["fp32 gfx942"] == {"built": False, "audited": False, "run": "not run"}
+    assert len(cells) == 6
 
 
 def test_wheels_of_the_record():

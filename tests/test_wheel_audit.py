@@ -118,6 +118,8 @@ BUILD = {  # what is wrong: (the file, its source, flags, libraries needed, what
     "the driver": (LIBRARY, GOOD_LIBRARY, M, ("libcuda.so.1",), "needs libcuda.so.1, which a wheel may not need"),
     "the runtime": (LIBRARY, GOOD_LIBRARY, M, ("libcudart.so.13",), "needs libcudart.so.13, which a wheel may not need"),
     "AMD's runtime": (LIBRARY, GOOD_LIBRARY, M, ("libamdhip64.so.7",), "needs libamdhip64.so.7, which a wheel may not need"),
+    "PyTorch's library": (MODULE, GOOD_MODULE, (), (*OWN, "libtorch_cpu.so"), "needs libtorch_cpu.so, which a wheel may not need"),
+    "PyTorch's other one": (LIBRARY, GOOD_LIBRARY, M, ("libc10.so",), "needs libc10.so, which a wheel may not need"),
     "BLAS": (LIBRARY, GOOD_LIBRARY, M, ("libopenblas.so.0",), "needs libopenblas.so.0, which a wheel may not need"),
     "an unknown library": (LIBRARY, GOOD_LIBRARY, M, ("libfoo.so.1",), "needs libfoo.so.1, which manylinux_2_17 does not promise"),
     "PyTorch": (MODULE, GOOD_MODULE + C10, (), OWN, "wants PyTorch's symbol _ZN3c105errorEv"),
@@ -165,13 +167,21 @@ def test_the_tag_of_a_release():
 
 
 def test_the_images(compiled, tmp_path):
-    path = tmp_path / NAME
-    source = GOOD_LIBRARY + '\n__attribute__((section(".nv_fatbin"), used)) const char images[8] = "abcdefg";'
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr(LIBRARY, compiled(source, "-Wl,--version-script=MAP"))
-    (line,) = audit.lacking(path, tmp_path)
-    assert line.endswith("has no images")
-    (tmp_path / "v2_sm80.fatbin").write_bytes(b"abc")
-    assert audit.lacking(path, tmp_path) == []
-    (tmp_path / "v1_sm75.fatbin").write_bytes(b"abd")
-    assert audit.lacking(path, tmp_path) == ["it does not hold v1_sm75.fatbin"]
+    """Of both vendors, byte for byte; AMD's in a wheel for x86-64 only."""
+    path, arm = tmp_path / NAME, tmp_path / NAME.replace("x86_64", "aarch64")
+    sections = "".join(f'\n__attribute__((section("{s}"), used)) const char {n}[8] = "{text}";'
+                       for s, n, text in ((".nv_fatbin", "cuda", "abcdefg"), (".hip_code_objects", "hip", "hijklmn")))  # fmt: skip
+    for wheel in (path, arm):
+        with zipfile.ZipFile(wheel, "w") as file:
+            file.writestr(LIBRARY, compiled(GOOD_LIBRARY + sections, "-Wl,--version-script=MAP"))
+    cuda, hip = tmp_path / "cuda", tmp_path / "hip"
+    cuda.mkdir()
+    hip.mkdir()
+    assert [line.rpartition("/")[2] for line in audit.lacking(path, cuda)] == ["cuda has no *.fatbin", "hip has no *.co"]
+    (cuda / "v2_sm80.fatbin").write_bytes(b"abc")
+    assert audit.lacking(arm, cuda) == []
+    (hip / "fp32.gfx90a.co").write_bytes(b"ijk")
+    assert audit.lacking(path, cuda) == []
+    (cuda / "v1_sm75.fatbin").write_bytes(b"hij")
+    (hip / "imma.gfx90a.co").write_bytes(b"abc")
+    assert audit.lacking(path, cuda) == ["it does not hold v1_sm75.fatbin", "it does not hold imma.gfx90a.co"]

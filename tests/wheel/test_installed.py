@@ -15,7 +15,8 @@ import pytest
 import strata_pa
 
 HERE = Path(__file__).resolve().parent
-ABSENT = {"STRATA_PA_CUDA_DRIVER": "/nonexistent/libcuda.so.1"}  # no GPU's driver, also where there is one
+# No GPU's driver, also where there is one.
+ABSENT = {"STRATA_PA_CUDA_DRIVER": "/nonexistent/libcuda.so.1", "STRATA_PA_HIP_DRIVER": "/nonexistent/libamdhip64.so"}
 
 PROBLEM = """
 import numpy as np, strata_pa
@@ -59,21 +60,8 @@ def test_without_a_driver():
     facts = json.loads(succeeds(python(None, "-m", "strata_pa", "info", "--json", **ABSENT)))
     assert [d["device"] for d in facts["devices"]] == ["cpu"]
     report = succeeds(python(None, "-m", "strata_pa", "doctor", **ABSENT))
-    if strata_pa.build_info()["cuda_archs"]:
-        assert "the CUDA driver cannot be opened" in report
-
-
-MAPS = """
-def maps():
-    return [line.split()[-1] for line in open("/proc/self/maps") if "libcuda" in line or "libamdhip" in line]
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_import_opens_no_driver():
-    """Also a real one, and not for a call on the CPU; so variables such as CUDA_VISIBLE_DEVICES may still be set."""
-    assert succeeds(python(MAPS + "import strata_pa; print(maps())")).strip() == "[]"
-    assert succeeds(python(MAPS + PROBLEM + "answer(); print(maps())")).strip() == "[]"
+    for archs, name in (("cuda_archs", "CUDA"), ("hip_archs", "HIP")):
+        assert (f"the {name} driver cannot be opened" in report) == bool(strata_pa.build_info()[archs])
 
 
 DRIVER = r"""
@@ -104,14 +92,28 @@ def no_device(tmp_path_factory):
     source = DRIVER + "".join(f"int {name}(void) {{ return 999; }}\n" for name in OTHERS.split())
     (folder / "driver.c").write_text(source)
     subprocess.run([compiler, "-x", "c", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "driver.c"], check=True)
-    return {"STRATA_PA_CUDA_DRIVER": str(folder / "libcuda.so.1")}
+    return ABSENT | {"STRATA_PA_CUDA_DRIVER": str(folder / "libcuda.so.1")}
+
+
+MAPS = """
+def maps():
+    return sorted({line.split()[-1].rpartition("/")[2] for line in open("/proc/self/maps") if "libcuda" in line or "libamdhip" in line})
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_import_opens_no_driver(no_device):
+    """Nor does a call on the CPU, so variables such as CUDA_VISIBLE_DEVICES may still be set; the first look for devices does."""
+    code = MAPS + PROBLEM + "seen = [maps()]; answer(); seen.append(maps()); strata_pa.capabilities(); print([*seen, maps()])"
+    done = python(code, FAKE_VERSION="13000", **no_device)
+    assert (done.returncode, done.stdout) == (0, "[[], [], ['libcuda.so.1']]\n")
 
 
 def test_a_driver_too_old_for_the_images(no_device):
     done = python(None, "-m", "strata_pa", "doctor", FAKE_VERSION="11040", **no_device)
     assert done.returncode == 1
     assert "supports CUDA 11.4" in done.stdout
-    assert "needs >= " in done.stdout
+    assert f"needs >= {strata_pa.build_info()['nvcc'].partition('.')[0]}.0" in done.stdout
     assert "cuInit" not in done.stderr
 
 
@@ -132,7 +134,7 @@ print([d["device"] for d in strata_pa.capabilities()["devices"]])
     assert done.stderr.splitlines()[:2] == ["before", "cuInit sees 7"]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
 def test_children(start, tmp_path):
     """After calls in the parent, with threads."""
     code = (
@@ -184,7 +186,7 @@ def test_eight_threads(problem):
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has the GIL")
 def test_the_gil_stays_off():
-    code = "import sys, strata_pa; print(sys._is_gil_enabled())"
+    code = PROBLEM + "import sys; answer(num_threads=2); print(sys._is_gil_enabled())"
     assert succeeds(python(code, "-X", "gil=0")).strip() == "False"
     assert succeeds(python(code)).strip() == "False"  # a module that did not declare itself would have switched it on
 
