@@ -31,7 +31,7 @@ std::vector<Launch> launches;
 std::vector<Failure> failures;
 std::map<std::string, int> calls;
 std::map<uint64_t, std::pair<uint64_t, int>> memory;  // address -> bytes, ordinal
-int (*hook)(const Launch*, const void*) = nullptr;
+int (*hook)(const Launch*, void**) = nullptr;
 thread_local int capture_mode = 0;
 
 int enter(const char* call, const std::string& symbol = "") {
@@ -63,7 +63,7 @@ bool release(void* p) {
   std::free(p);
   return true;
 }
-int record(int ordinal, unsigned grid, unsigned block, unsigned shared, void* stream, const std::string& symbol, const void* parameters) {
+int record(int ordinal, unsigned grid, unsigned block, unsigned shared, void* stream, const std::string& symbol, void** parameters) {
   Launch l = {ordinal, grid, block, shared, reinterpret_cast<uint64_t>(stream), {}};
   {
     std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -77,7 +77,14 @@ int record(int ordinal, unsigned grid, unsigned block, unsigned shared, void* st
 
 EXPORT void fake_fail(const char* call, const char* symbol, int status, int skip) { failures.push_back({call, symbol, status, skip}); }
 EXPORT void fake_heal() { failures.clear(); }
-EXPORT void fake_hook(int (*f)(const Launch*, const void*)) { hook = f; }
+EXPORT void fake_hook(int (*f)(const Launch*, void**)) { hook = f; }
+// Is all of it device memory that was allocated?
+EXPORT bool fake_owns(const void* at, size_t bytes) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  const auto address = reinterpret_cast<uint64_t>(at);
+  auto found = memory.upper_bound(address);
+  return found != memory.begin() && address + bytes <= (--found)->first + found->second.first;
+}
 EXPORT int fake_calls(const char* call) { return calls[call]; }
 EXPORT int fake_launches() { return static_cast<int>(launches.size()); }
 EXPORT const Launch* fake_launch(int i) { return &launches[i]; }

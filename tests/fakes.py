@@ -38,7 +38,8 @@ class Launch(ctypes.Structure):
         return self.symbol.decode().split("_")[1]
 
 
-HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Launch), ctypes.c_void_p)
+HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Launch), ctypes.POINTER(ctypes.c_void_p))
+LAUNCH_FAILED = 719  # of both vendors' drivers
 
 
 class FakeDriver:
@@ -68,9 +69,18 @@ class FakeDriver:
 
     def hook(self, function):
         """`function(launch, params)` at each launch."""
+        self.hook_all(lambda launch, parameters: function(launch, Params.from_address(parameters[0])))
 
-        def call(launch, params):
-            function(launch.contents, Params.from_address(params))
+    def hook_all(self, function):
+        """`function(launch, parameters)` at each launch: the addresses of all parameters. What it raises is `raised`; the launch fails."""
+        self.raised = None
+
+        def call(launch, parameters):
+            try:
+                function(launch.contents, parameters)
+            except Exception as error:
+                self.raised = error
+                return LAUNCH_FAILED
             return 0
 
         self._hook = HOOK(call)  # kept

@@ -18,7 +18,7 @@ struct Function {
   std::string name;
   int shared = 48 << 10;
 };
-int version = 13000;
+int version = 13000, processors = 132;
 std::vector<Card> cards;
 thread_local std::vector<Card*> current;
 
@@ -50,6 +50,7 @@ int choose(const unsigned char* image, int sm) {
 // --- For the tests
 
 EXPORT void fake_version(int v) { version = v; }
+EXPORT void fake_processors(int n) { processors = n; }
 EXPORT void fake_card(int sm, int shared, const char* name) { cards.push_back({sm, shared, name}); }
 EXPORT int fake_depth() { return static_cast<int>(current.size()); }
 
@@ -92,7 +93,7 @@ EXPORT int cuDeviceGetName(char* name, int size, int device) {
 EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
   ENTER();
   const Card& card = cards.at(device - 100);
-  *value = attribute == 75 ? card.sm / 10 : attribute == 76 ? card.sm % 10 : attribute == 97 ? card.shared : attribute == 16 ? 132 : -1;
+  *value = attribute == 75 ? card.sm / 10 : attribute == 76 ? card.sm % 10 : attribute == 97 ? card.shared : attribute == 16 ? processors : -1;
   return *value < 0 ? kInvalidValue : 0;
 }
 EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -161,7 +162,7 @@ EXPORT int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
     if (gx < 1 || gx > 0x7fffffffu || gy != 1 || gz != 1 || bx < 32 || bx > 1024 || by != 1 || bz != 1 || shared > static_cast<unsigned>(f->shared))
       return kInvalidValue;
   }
-  return record(ordinal_of(f->module->card), gx, bx, shared, stream, f->name, parameters[0]);
+  return record(ordinal_of(f->module->card), gx, bx, shared, stream, f->name, parameters);
 }
 EXPORT int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
   ENTER();

@@ -128,7 +128,7 @@ EXPORT int hipModuleLaunchKernel(void* function, unsigned gx, unsigned gy, unsig
     if (gx < 1 || uint64_t{gx} * bx >> 32 || gy != 1 || gz != 1 || bx < 64 || bx > 1024 || by != 1 || bz != 1 || shared > 64 << 10)
       return failed(kInvalidValue);
   }
-  return record(current, gx, bx, shared, stream, f->name, parameters[0]);
+  return record(current, gx, bx, shared, stream, f->name, parameters);
 }
 EXPORT int hipPointerGetAttributes(void* attributes, const void* address) {
   ENTER();

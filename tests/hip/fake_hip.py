@@ -28,7 +28,8 @@ def include_flags(wave):
     """How the kernels are compiled for the CPU: as for AMD, without contraction or assumptions about what a pointer points to."""
     places = [x for place in (ROOT, ROOT / "tests", ROOT / "tests" / "hip") for x in ("-I", place)]
     options = ("-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=default", f"-DSTRATA_PA_WAVE={wave}")
-    return SimpleNamespace(options=(*options, "-Wno-unknown-pragmas", *places), machine=ROOT / "tests" / "hip" / "cpu_machine.cpp")
+    machine = (ROOT / "tests" / "hip" / "cpu_machine.cpp", ROOT / "tests" / "fibers.cpp")
+    return SimpleNamespace(options=(*options, "-Wno-unknown-pragmas", *places), machine=machine)
 
 
 class Machine:
@@ -40,7 +41,7 @@ class Machine:
         compile_part = ("g++", "-std=c++17", "-O1", "-fPIC", *flags.options, "-x", "c++", "-c")
         compiling = [subprocess.Popen([*compile_part, ROOT / "hip" / f"{part.stem[:-2]}.hip", "-o", part]) for part in parts]
         assert [process.wait() for process in compiling] == [0] * len(parts)
-        self.lib = ctypes.CDLL(str(compile_library(folder / f"machine{wave}.so", flags.machine, *parts, options=flags.options)))
+        self.lib = ctypes.CDLL(str(compile_library(folder / f"machine{wave}.so", *flags.machine, *parts, options=flags.options)))
         self.lib.run_on_cpu.restype = ctypes.c_char_p
 
     def run(self, launch, params):

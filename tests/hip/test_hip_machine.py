@@ -52,7 +52,7 @@ def run(request, tmp_path_factory):
     source = folder / "kernels.cpp"
     source.write_text(SOURCE)
     flags = include_flags(request.param)
-    lib = ctypes.CDLL(str(compile_library(folder / "small.so", source, flags.machine, options=flags.options)))
+    lib = ctypes.CDLL(str(compile_library(folder / "small.so", source, *flags.machine, options=flags.options)))
     lib.run_on_cpu.restype = ctypes.c_char_p
 
     def call(name):
@@ -81,9 +81,9 @@ def test_the_other_half_of_a_wave_is_noise(run):
     assert (out == lanes).all() if run.wave == 32 else not np.isin(out, lanes).any()
 
 
-@pytest.mark.parametrize("name", ["not_all", "half_a_warp"])
-def test_threads_that_wait_for_others_that_never_come(run, name):
-    assert run(name)[0].startswith("its threads wait for each other")
+@pytest.mark.parametrize(("name", "who"), [("not_all", "40 (0, 1, 2, 3, "), ("half_a_warp", "32 (1, 3, 5, 7, ")])
+def test_threads_that_wait_for_others_that_never_come(run, name, who):
+    assert run(name)[0].startswith(f"its threads wait for each other: {who}")
 
 
 def test_shared_memory(run):
