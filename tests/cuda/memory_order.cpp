@@ -1,0 +1,141 @@
+#include "memory_order.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <unordered_map>
+
+#include "fibers.h"
+
+namespace memory_order {
+namespace {
+
+constexpr int kReaders = 4;
+
+struct Access {
+  uint16_t thread, bytes;  // thread + 1; 0: nobody. A bit for each of the four bytes
+  uint32_t time;
+  const void* pc;
+};
+struct Cell {  // four bytes
+  Access write, reads[kReaders];
+  bool atomic;
+};
+// A write of what is there already is no race: the next look at the thread tells.
+struct Doubt {
+  const void* at;
+  uint32_t before, bytes;
+  Access other;
+  const void* pc;
+};
+
+unsigned threads;
+std::vector<Clock> clocks;
+std::vector<Doubt> doubts;  // of each thread, at most one
+std::vector<Cell> flat;
+uintptr_t flat_begin;
+std::unordered_map<uintptr_t, Cell> others;
+
+uint32_t word(const void* at) {
+  uint32_t x;
+  std::memcpy(&x, at, 4);
+  return x;
+}
+std::string place(const void* pc) {
+  Dl_info info;
+  char text[32] = "?";
+  if (pc && dladdr(pc, &info)) std::snprintf(text, sizeof text, "@%#zx", static_cast<size_t>(static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase)));
+  return text;
+}
+void report(unsigned thread, const char* does, const void* pc, const char* did, const Access& other) {
+  fibers::fail("a race: thread " + std::to_string(thread) + " " + does + " (" + place(pc) + ") what thread " + std::to_string(other.thread - 1) + " " + did + " (" +
+               place(other.pc) + "), and nothing orders them");
+}
+void settle(unsigned thread) {
+  Doubt& d = doubts[thread];
+  if (!d.at) return;
+  bool changed = false;
+  for (int i = 0; i < 4; ++i) changed |= (d.bytes >> i & 1) && (word(d.at) ^ d.before) >> 8 * i & 255;
+  d.at = nullptr;
+  if (changed) report(thread, "writes", d.pc, "wrote", d.other);
+}
+
+Cell& cell(uintptr_t at) { return at - flat_begin < flat.size() * 4 ? flat[(at - flat_begin) / 4] : others[at]; }
+
+void touch(uintptr_t at, Kind kind, const Access& mine) {
+  Cell& c = cell(at);
+  const unsigned thread = mine.thread - 1u;
+  const Clock& clock = clocks[thread];
+  const bool both_atomic = kind == kAtomic && c.atomic;
+  auto races_with = [&](const Access& a) { return a.thread != mine.thread && (a.bytes & mine.bytes) && a.thread && a.time > clock[a.thread - 1u]; };
+  if (!both_atomic && races_with(c.write)) {
+    if (kind == kRead) report(thread, "reads", mine.pc, "wrote", c.write);
+    if (kind == kAtomic || thread != fibers::current) report(thread, "writes", mine.pc, "wrote", c.write);
+    const auto* const memory = reinterpret_cast<const void*>(at);
+    doubts[thread] = {memory, word(memory), mine.bytes, c.write, mine.pc};
+  }
+  if (kind == kRead) {
+    Access* to = &c.reads[fibers::random_below(kReaders)];
+    for (Access& r : c.reads)
+      if (!races_with(r)) to = &r;
+    for (Access& r : c.reads)
+      if (r.thread == mine.thread) to = &r;
+    *to = mine;
+    return;
+  }
+  for (Access& r : c.reads) {
+    if (!both_atomic && races_with(r)) report(thread, "writes", mine.pc, "reads", r);
+    if (!(r.bytes & ~mine.bytes)) r = {};
+  }
+  c.write = mine, c.atomic = kind == kAtomic;
+}
+
+}  // namespace
+
+void begin(unsigned n, const void* at, uint32_t bytes) {
+  threads = n;
+  clocks.assign(n, Clock(n, 0));
+  for (unsigned t = 0; t < n; ++t) clocks[t][t] = 1;
+  doubts.assign(n, {});
+  flat_begin = reinterpret_cast<uintptr_t>(at);
+  flat.assign(bytes / 4, {});
+  others.clear();
+}
+
+void end() { settle(fibers::current); }
+uint32_t now(unsigned thread) { return clocks[thread][thread]; }
+
+void access(const void* at, uint32_t bytes, Kind kind, const void* pc, unsigned thread, uint32_t time) {
+  settle(fibers::current);
+  const auto begin = reinterpret_cast<uintptr_t>(at), end = begin + bytes;
+  for (uintptr_t a = begin & ~uintptr_t{3}; a < end; a += 4) {
+    unsigned mask = 15;
+    if (a < begin) mask &= 15u << (begin - a);
+    if (end < a + 4) mask &= 15u >> (a + 4 - end);
+    touch(a, kind, {static_cast<uint16_t>(thread + 1), static_cast<uint16_t>(mask), time, pc});
+  }
+}
+void access(const void* at, uint32_t bytes, Kind kind, const void* pc) { access(at, bytes, kind, pc, fibers::current, now(fibers::current)); }
+
+void release(Clock& to) {
+  settle(fibers::current);
+  Clock& own = clocks[fibers::current];
+  to.resize(threads);
+  for (unsigned i = 0; i < threads; ++i) to[i] = std::max(to[i], own[i]);
+  ++own[fibers::current];
+}
+void acquire(const Clock& from) {
+  Clock& own = clocks[fibers::current];
+  for (unsigned i = 0; i < from.size(); ++i) own[i] = std::max(own[i], from[i]);
+}
+
+void tell(unsigned from, unsigned first, unsigned end) {
+  for (unsigned t = first; t < end; ++t)
+    if (t != from)
+      for (unsigned i = 0; i < threads; ++i) clocks[t][i] = std::max(clocks[t][i], clocks[from][i]);
+  ++clocks[from][from];
+}
+
+}  // namespace memory_order

@@ -1,0 +1,176 @@
+"""The CUDA kernels, from a call down to their own source on the CPU (machine.py)."""
+
+import hashlib
+import platform
+
+import inputs
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from machine import Machine, on_card
+from problems import PORTABLE, SPECS, build, same_bytes
+
+import strata_pa
+
+# The one geometry of sm_90's own tiles of exact; one sequence.
+TILE_SPECS = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "dim_group": st.just((256, 64)),
+        "n_kv": st.integers(1, 2),
+        "n_rep": st.just(12),
+        "page_size": st.sampled_from([1, 3, 16]),
+        "layout": st.sampled_from(["HND", "NHD"]),
+        "sequences": st.tuples(st.tuples(st.integers(1, 9), st.one_of(st.sampled_from([64, 129, 700, 1025]), st.integers(1, 1100)))),
+        "absent": st.sampled_from([0, 0, 0.2]),
+        "causal": st.booleans(),
+        "window_left": st.sampled_from([-1, -1, -1, -1, 0, 70, 500]),
+        "lists": st.sampled_from([None, "shared", "per head"]),
+        "granularity": st.sampled_from([1, 4, 16]),
+        "cap": st.sampled_from([1, 16, 40, 200]),
+        "widths": st.booleans(),
+        "varlen": st.just(False),
+    }
+)
+
+
+@pytest.fixture(scope="session", params=[90, 80])
+def machine(request, tmp_path_factory):
+    if platform.machine() != "x86_64":
+        pytest.skip("the switch between fibers is written for x86-64")
+    return Machine(tmp_path_factory.mktemp("machine"), request.param)
+
+
+@pytest.fixture
+def card(driver, machine):
+    """A small card whose launches are computed by its kernels' own source."""
+    made = driver(machine.sm)
+    made.lib.fake_processors(3)
+    machine.hook(made)
+    made.sm = machine.sm
+    return made
+
+
+def paged(kv):
+    return strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
+
+
+def without_repeats(options):
+    """The same lists with -1 in place of cells that stand in them already: exact's tiles leave lists with repeats to the plain form."""
+    ids = options["ids"].copy()
+    for at in np.ndindex(ids.shape[:-1]):
+        again = np.ones(ids.shape[-1], bool)
+        again[np.unique(ids[at], return_index=True)[1]] = False
+        ids[at][again] = -1
+    return options | {"ids": ids}
+
+
+def build_lists(spec, repeats):
+    q, kv, options = build(spec)
+    return q, kv, options if repeats or not spec["lists"] else without_repeats(options)
+
+
+def symbols(card):
+    return [launch.symbol.decode() for launch in card.launches]
+
+
+def check(card, q, kv, kernel, options):
+    want, want_lse = strata_pa.prompt_attention(q, paged(kv), kernel=kernel, return_lse=True, **options)
+    out, lse = on_card(card, q, paged(kv), kernel, options)
+    assert same_bytes(out, want), kernel
+    assert same_bytes(lse, want_lse), kernel
+
+
+def marked_slow(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+LONGER = ("layer0", "page17", "page1", "page512", "select2100", "select8192", "causal600")
+
+
+@pytest.mark.parametrize("name", ["tiny", "widths", *marked_slow(*LONGER)])
+def test_golden_digests_of_exact(card, name):
+    q, kv, options = inputs.arguments(inputs.load(name))
+    out, _ = on_card(card, q, paged(kv), "exact", options)
+    assert hashlib.sha256(out.tobytes()).hexdigest() == PORTABLE[name]["exact"]
+    assert not np.any(card.flags)
+    tiles = "strata_exact_tile_" if card.sm == 90 and name in inputs.CASES else "strata_exact_rows_"
+    assert any(symbol.startswith(tiles) for symbol in symbols(card))
+
+
+general = pytest.mark.parametrize("machine", [80], indirect=True)  # what sm_90 runs from the same source
+
+
+@general
+@pytest.mark.parametrize("kernel", ["fp32", "imma"])
+def test_golden_digests_of_plain_kernels(card, kernel):
+    q, kv, options = inputs.arguments(inputs.load("tiny"))
+    out, _ = on_card(card, q, paged(kv), kernel, options)
+    assert hashlib.sha256(out.tobytes()).hexdigest() == PORTABLE["tiny"][kernel]
+
+
+def examples(n):
+    return settings(max_examples=n, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+
+
+@examples(40)
+@given(TILE_SPECS, st.sampled_from([np.float32, np.float16]), st.booleans())
+def test_random_problems_in_tiles(card, spec, dtype, repeats):
+    q, kv, options = build_lists(spec, repeats)
+    check(card, q.astype(dtype), kv, "exact", options)
+
+
+@pytest.mark.parametrize(
+    ("lists", "sequence", "other"),
+    [
+        (None, (11, 1100), {}),
+        (None, (10, 700), {"window_left": 500}),
+        (None, (5, 900), {"causal": False, "n_kv": 1, "absent": 0.2}),
+        ("per head", (6, 1100), {}),
+        ("shared", (9, 1100), {"granularity": 4, "widths": True}),
+        ("shared", (7, 800), {"layout": "NHD", "page_size": 3}),
+    ],
+)
+def test_long_problems_in_tiles(card, lists, sequence, other):
+    spec = {
+        "seed": 6, "dim_group": (256, 64), "n_kv": 2, "n_rep": 12, "page_size": 16, "layout": "HND", "sequences": [sequence], "absent": 0,
+        "causal": True, "window_left": -1, "lists": lists, "granularity": 1, "cap": 200, "widths": False, "varlen": False,
+    }  # fmt: skip
+    q, kv, options = build_lists(spec | other, False)
+    check(card, q, kv, "exact", options)
+    assert len(card.flags) == 1
+    assert not np.any(card.flags)  # tiles answered everything
+    if lists:
+        q, kv, options = build_lists(spec | other, True)
+        check(card, q, kv, "exact", options)
+        assert np.any(card.flags)
+
+
+@general
+@examples(20)
+@given(SPECS, st.sampled_from([np.float32, np.float16]), st.booleans())
+def test_random_problems(card, spec, dtype, repeats):
+    q, kv, options = build_lists(spec, repeats)
+    for kernel in ("fp32", "imma", "exact"):
+        check(card, q.astype(dtype), kv, kernel, options)
+
+
+@pytest.mark.parametrize("lists", [None, "shared"])
+def test_values_that_are_not_finite(card, lists):
+    spec = {
+        "seed": 5, "dim_group": (256, 64), "n_kv": 2, "n_rep": 12, "page_size": 4, "layout": "HND", "sequences": [(14, 190)], "absent": 0,
+        "causal": True, "window_left": -1, "lists": lists, "granularity": 1, "cap": 45, "widths": False, "varlen": False,
+    }  # fmt: skip
+    q, kv, options = build_lists(spec, False)
+    if lists:
+        options["ids"][13] = np.where(options["ids"][13] == 189, -1, options["ids"][13])
+        options["ids"][13, 0] = 189
+    q[0, 3, 7], q[2, 9, 0], q[4, 1] = np.nan, -np.inf, 0
+    q[8, 8] = 3e38
+    last = kv.page_table[189 // 4]
+    kv.v_scale[last, 1, 1, 2] = np.inf  # cell 189, which the last query alone sees
+    want = strata_pa.prompt_attention(q, paged(kv), kernel="exact", **options)
+    assert np.isnan(want).any(-1).sum() > 5
+    check(card, q, kv, "exact", options)
+    assert 0 < np.mean(card.flags) < 1
