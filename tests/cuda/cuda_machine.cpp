@@ -1,5 +1,5 @@
 // Runs the blocks of a CUDA kernel on a CPU, one after another (nothing in these kernels waits for another block). A block's shared memory begins as
-// noise; copies arrive when they are waited for; bulk copies and wgmma see what was written to shared memory only after a fence.
+// noise; copies arrive when they are waited for; memory_order.cpp knows which accesses nothing orders, and which lack a fence.
 #include "cuda_on_cpu.h"
 
 #include <link.h>
@@ -23,17 +23,16 @@ using memory_order::kWrite;
 
 namespace {
 
-constexpr uint32_t kMostShared = 227 << 10, kCanary = 4096;
+constexpr uint32_t kMostShared = 227 << 10, kBeyond = 4096;  // beyond: nobody's
 constexpr unsigned char kNoise = 0xa5;
 constexpr int kPoison = 0x5eed5eed;  // of a register that wgmma has not written yet
-constexpr uint32_t kPiece = 4;       // of shared memory
 #define HERE __builtin_return_address(0)  // where a kernel calls the machine
 
 }  // namespace
 
 // Every name that a kernel gives its dynamic shared memory.
 extern "C" {
-alignas(1024) thread_local unsigned char dynamic_shared[kMostShared + kCanary];
+alignas(1024) thread_local unsigned char dynamic_shared[kMostShared + kBeyond];
 }
 #define NAMED(type, name, symbol) extern thread_local type name[] __asm__(symbol) __attribute__((alias("dynamic_shared")))
 NAMED(unsigned char, raw_tile_, "_ZN9strata_pa4cuda8raw_tileE");
@@ -57,9 +56,6 @@ constexpr int kBulk = -1;
 struct Thread {
   std::vector<Copy> copies;  // under way
   int groups;                // committed
-  std::vector<uint32_t> written;  // pieces of shared memory, and not fenced
-  bool fenced;               // since its last barrier
-  uintptr_t stored, stored_end;  // global memory that it has written and not fenced
 };
 
 // Arrivals that come later: of bulk copies, and of threads' copies.
@@ -73,7 +69,6 @@ struct Barrier {
   int count = 0, pending = 0;
   int64_t bytes = 0;
   unsigned phase = 0;
-  bool publish = false;
   std::vector<Copy> here, done;  // copies of the phase; of phases that are over, to be seen by those who wait
   memory_order::Clock arrived, completed[2];
 };
@@ -112,53 +107,23 @@ std::vector<Late> late;
 uint32_t shared_bytes;
 int free_registers;
 unsigned registers_changed;
-bool block_fenced;  // one of the threads at the barrier has
-unsigned char async_view[kMostShared];  // shared memory as wgmma sees it
-uint16_t unfenced_by[kMostShared / kPiece];  // thread + 1
-std::vector<uint32_t> unpublished;           // pieces
-bool is_unpublished[kMostShared / kPiece];
 const unsigned char *image, *image_end, *own_memory, *own_memory_end;  // of this library: its variables; a block's shared memory, static or not
 bool (*owns)(const void*, size_t);
 
 Thread& me() { return threads[fibers::current]; }
 std::string number(const char* what, int64_t x) { return std::string(what) + std::to_string(x); }
 
-// ---- what wgmma sees
-
-void note_written(uint32_t at, uint32_t bytes, unsigned thread) {
-  for (uint32_t piece = at / kPiece; piece < (at + bytes + kPiece - 1) / kPiece; ++piece) {
-    if (!std::exchange(is_unpublished[piece], true)) unpublished.push_back(piece);
-    if (unfenced_by[piece] == thread + 1) continue;
-    unfenced_by[piece] = static_cast<uint16_t>(thread + 1);
-    threads[thread].written.push_back(piece);
-  }
-  std::vector<uint32_t>& own = threads[thread].written;
-  if (own.size() > 2 * kMostShared / kPiece)  // those that others have written since are theirs
-    own.erase(std::remove_if(own.begin(), own.end(), [thread](uint32_t piece) { return unfenced_by[piece] != thread + 1; }), own.end());
-}
-// What was written becomes seen, but for what its writer has not fenced.
-void publish() {
-  auto is_left = [](uint32_t piece) {
-    if (unfenced_by[piece]) return true;
-    std::memcpy(async_view + piece * kPiece, dynamic_shared + piece * kPiece, kPiece);
-    return is_unpublished[piece] = false;
-  };
-  unpublished.erase(std::remove_if(unpublished.begin(), unpublished.end(), [&](uint32_t piece) { return !is_left(piece); }), unpublished.end());
-}
-bool take_fence() { return std::exchange(me().fenced, false); }
+// ---- copies
 
 // Copies bring noise where they go, until they arrive.
 void depart(const Copy& c) {
-  memory_order::access(c.from, c.bytes, kRead, c.pc);
+  memory_order::access(c.from, c.bytes, c.group == kBulk ? memory_order::kAsyncRead : kRead, c.pc);
   memory_order::access(dynamic_shared + c.to, c.bytes, kWrite, c.pc);
   std::memset(dynamic_shared + c.to, kNoise, c.bytes);
-  std::memset(async_view + c.to, kNoise, c.bytes);
 }
-void arrive(const Copy& c) {
-  memory_order::access(dynamic_shared + c.to, c.bytes, kWrite, c.pc, c.thread, c.time);
+void arrive(const Copy& c, uint32_t time) {
+  memory_order::access(dynamic_shared + c.to, c.bytes, c.group == kBulk ? memory_order::kAsyncWrite : kWrite, c.pc, c.thread, time);
   std::memcpy(dynamic_shared + c.to, c.from, c.bytes);
-  if (c.group == kBulk) std::memcpy(async_view + c.to, c.from, c.bytes);
-  else note_written(c.to, c.bytes, c.thread);
 }
 
 // ---- barriers
@@ -174,7 +139,6 @@ void check(Barrier& b, uint32_t at) {
   b.pending = b.count;
   b.done.insert(b.done.end(), b.here.begin(), b.here.end());
   b.here.clear();
-  if (std::exchange(b.publish, false)) publish();
   b.completed[b.phase & 1] = b.arrived;
   ++b.phase;
 }
@@ -220,12 +184,9 @@ void each_part(uint64_t descriptor, int rows, F f) {
       f(at, static_cast<size_t>(r) * 32 + part);
     }
 }
-std::vector<unsigned char> matrix(uint64_t descriptor, int rows, const char* complaint) {
+std::vector<unsigned char> matrix(uint64_t descriptor, int rows) {
   std::vector<unsigned char> x(static_cast<size_t>(rows) * 32);
-  each_part(descriptor, rows, [&](uint32_t at, size_t to) {
-    if (std::memcmp(dynamic_shared + at, async_view + at, 16)) fail(number(complaint, at));
-    std::memcpy(&x[to], dynamic_shared + at, 16);
-  });
+  each_part(descriptor, rows, [&x](uint32_t at, size_t to) { std::memcpy(&x[to], dynamic_shared + at, 16); });
   return x;
 }
 // A warp's reads are its first lane's.
@@ -233,7 +194,7 @@ void note_read(const Order& o) {
   const machine::Product& p = o.of[0];
   for (int warp = 0; warp < 4; ++warp) {
     const unsigned thread = static_cast<unsigned>(warpgroup() * 128 + warp * 32);
-    auto read = [&](uint32_t at, size_t) { memory_order::access(dynamic_shared + at, 16, kRead, o.pc, thread, memory_order::now(thread)); };
+    auto read = [&](uint32_t at, size_t) { memory_order::access(dynamic_shared + at, 16, memory_order::kAsyncRead, o.pc, thread, memory_order::now(thread)); };
     each_part(p.b, p.n, read);
     if (!p.held)
       each_part(p.a, 64, [&](uint32_t at, size_t to) {
@@ -241,10 +202,8 @@ void note_read(const Order& o) {
       });
   }
 }
-constexpr const char* kUnfenced = "wgmma reads shared memory that was written without fence_async_shared and a barrier after it, at ";
-constexpr const char* kChanged = "wgmma: its operands were changed before it was waited for, at ";
-std::vector<unsigned char> rows_of_a(const machine::Product* of, const char* complaint) {
-  if (!of[0].held) return matrix(of[0].a, 64, complaint);
+std::vector<unsigned char> rows_of_a(const machine::Product* of) {
+  if (!of[0].held) return matrix(of[0].a, 64);
   std::vector<unsigned char> x(64 * 32);
   for (int t = 0; t < 128; ++t)
     for (int r = 0; r < 4; ++r) std::memcpy(&x[(t / 32 * 16 + t % 32 / 4 + 8 * (r & 1)) * 32 + (r >> 1) * 16 + t % 4 * 4], &of[t].held[r], 4);
@@ -273,7 +232,7 @@ void order(void* const* all) {
   if (p.n % 8 != 0 || p.n > 256) fail(number("wgmma of so many columns: ", p.n));
   if (!g.fenced) fail("wgmma without wgmma_fence after the last wgmma_commit");
   o.n = p.n, o.group = g.committed, o.pc = p.pc;
-  o.a = rows_of_a(o.of, kUnfenced), o.b = matrix(p.b, p.n, kUnfenced);
+  o.a = rows_of_a(o.of), o.b = matrix(p.b, p.n);
   auto [found, is_new] = g.sums.try_emplace(p.d);
   Sums& s = found->second;
   if (is_new) {
@@ -291,7 +250,7 @@ void order(void* const* all) {
 
 void finish(Warpgroup& g, const Order& o) {
   const machine::Product& p = o.of[0];
-  if (rows_of_a(o.of, kChanged) != o.a || matrix(p.b, p.n, kChanged) != o.b) fail("wgmma: its operands were changed before it was waited for");
+  if (rows_of_a(o.of) != o.a || matrix(p.b, p.n) != o.b) fail("wgmma: its operands were changed before it was waited for");
   note_read(o);
   Sums& s = g.sums.at(p.d);
   const int held = p.n / 2;
@@ -344,28 +303,20 @@ void meet_warpgroup(const char* what, void* mine, Work work) {
   fibers::meet(group_meetings[fibers::current / 128], static_cast<int>(fibers::current % 128), 128, what, mine, work);
 }
 void block_barrier() {
-  block_fenced |= take_fence();
   memory_order::Clock& clock = block_clocks[block_meeting.held & 1];
   memory_order::release(clock);
-  fibers::meet(block_meeting, static_cast<int>(fibers::current), static_cast<int>(block_threads), "a barrier of the block", nullptr, [](void* const*) {
-    if (std::exchange(block_fenced, false)) publish();
-  });
+  fibers::meet(block_meeting, static_cast<int>(fibers::current), static_cast<int>(block_threads), "a barrier of the block");
   memory_order::acquire(clock);
 }
 void warp_barrier() {
-  bool fenced = take_fence();
   const unsigned warp = fibers::current / 32;
   memory_order::Clock& clock = warp_clocks[warp][syncwarps[warp] & 1];
   memory_order::release(clock);
-  meet_warp("a barrier of the warp", &fenced, [](void* const* all) {
-    if (std::any_of(all, all + 32, [](void* x) { return *static_cast<bool*>(x); })) publish();
-    ++syncwarps[fibers::current / 32];
-  });
+  meet_warp("a barrier of the warp", nullptr, [](void* const*) { ++syncwarps[fibers::current / 32]; });
   memory_order::acquire(clock);
 }
 void named_barrier(int n, int threads, bool wait) {
   if (n < 0 || n > 15 || threads % 32 || threads > static_cast<int>(block_threads)) fail(number("no such barrier: ", n));
-  if (take_fence()) publish();
   Named& b = named[n];
   if (b.arrived > 0 && b.size != threads) fail(number("threads do not agree how many meet at barrier ", n));
   b.size = threads;
@@ -385,12 +336,6 @@ const int* exchange(int x) {
   });
   return exchanges[warp][turn];
 }
-void stored(const void* at, size_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(at);
-  Thread& t = me();
-  t.stored = std::min(t.stored, begin), t.stored_end = std::max(t.stored_end, begin + bytes);
-}
-
 void copy16(uint32_t to, const void* from) {
   shared(to, 16, 16);
   check_global(from, 16);
@@ -401,7 +346,7 @@ void commit_copies() { ++me().groups; }
 void land_copies(int newer) {
   Thread& t = me();
   auto last = std::find_if(t.copies.begin(), t.copies.end(), [&](const Copy& c) { return c.group >= t.groups - newer; });
-  for (auto i = t.copies.begin(); i != last; ++i) arrive(*i);
+  for (auto i = t.copies.begin(); i != last; ++i) arrive(*i, memory_order::now(fibers::current));
   t.copies.erase(t.copies.begin(), last);
 }
 
@@ -412,7 +357,6 @@ void barrier_init(uint32_t at, int count) {
 }
 void barrier_arrive(uint32_t at, uint32_t bytes) {
   Barrier& b = barrier(at);
-  b.publish |= take_fence();
   memory_order::release(b.arrived);
   b.bytes += bytes;
   --b.pending;
@@ -425,16 +369,13 @@ void barrier_wait(uint32_t at, uint32_t parity) {
   if (name.empty()) name = number("the mbarrier at ", at);
   while ((b.phase & 1) == (parity & 1)) fibers::wait_while(b.phase, b.phase, name.c_str());
   memory_order::acquire(b.completed[parity & 1]);
-  for (const Copy& c : b.done) arrive(c);
+  for (const Copy& c : b.done) arrive(c, c.time);
   b.done.clear();
 }
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at) {
   shared(to, bytes, 16);
   if (reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) fail("a bulk copy that is not of multiples of 16");
   if (owns && !owns(from, bytes)) fail("a bulk copy from memory that nobody has allocated");
-  const auto begin = reinterpret_cast<uintptr_t>(from);
-  for (unsigned t = 0; t < block_threads; ++t)
-    if (threads[t].stored < begin + bytes && begin < threads[t].stored_end) fail(number("a bulk copy of what was stored without fence_async by thread ", t));
   const Copy c{to, from, bytes, fibers::current, memory_order::now(fibers::current), HERE, kBulk};
   depart(c);
   memory_order::release(barrier(at).arrived);
@@ -444,14 +385,7 @@ void arrive_when_copied(uint32_t at) {
   memory_order::release(barrier(at).arrived);
   late.push_back({at, std::exchange(me().copies, {}), 1});
 }
-void fence_async(bool of_shared_memory_alone) {
-  Thread& t = me();
-  t.fenced = true;
-  for (const uint32_t piece : t.written)
-    if (unfenced_by[piece] == fibers::current + 1) unfenced_by[piece] = 0;
-  t.written.clear();
-  if (!of_shared_memory_alone) t.stored = UINTPTR_MAX, t.stored_end = 0;
-}
+void fence_async(bool of_shared_memory_alone) { memory_order::fence(of_shared_memory_alone); }
 
 void ldmatrix(uint32_t* r, uint32_t row, bool transposed) {
   struct Lane {
@@ -586,7 +520,6 @@ void plain(const void* at, uint32_t bytes, memory_order::Kind kind, const void* 
   if (fibers::on_a_stack(at) || (place >= image && place < image_end)) return;
   if (place >= dynamic_shared && place < dynamic_shared + sizeof dynamic_shared) {
     machine::shared(static_cast<uint32_t>(place - dynamic_shared), bytes, 1);
-    if (kind != kRead) note_written(static_cast<uint32_t>(place - dynamic_shared), bytes, fibers::current);
   } else if (place < own_memory || place >= own_memory_end) {
     machine::check_global(at, bytes);
   }
@@ -605,6 +538,8 @@ void __tsan_init() {}
 #define SEEN_BY_SIZE(n)                                                                \
   void __tsan_read##n(void* at) { plain(at, n, kRead, HERE); }                         \
   void __tsan_write##n(void* at) { plain(at, n, kWrite, HERE); }                       \
+  void __tsan_volatile_read##n(void* at) { plain(at, n, memory_order::kVolatileRead, HERE); } \
+  void __tsan_volatile_write##n(void* at) { plain(at, n, memory_order::kAtomic, HERE); } \
   void __tsan_unaligned_read##n(void* at) { plain(at, n, kRead, HERE); }               \
   void __tsan_unaligned_write##n(void* at) { plain(at, n, kWrite, HERE); }
 SEEN_BY_SIZE(1)
@@ -625,18 +560,14 @@ extern "C" const char* run_on_cpu(void* function, const char* name, void** param
   fibers::seed(seed);
   for (machine::block_index = 0; machine::block_index < grid; ++machine::block_index) {
     fill_with_noise();
-    std::memset(async_view, kNoise, sizeof async_view);
-    std::memset(unfenced_by, 0, sizeof unfenced_by);
-    std::memset(is_unpublished, 0, sizeof is_unpublished);
-    unpublished.clear();
     memory_order::begin(block, dynamic_shared, shared_bytes);
-    for (auto& clocks : warp_clocks) clocks[0].clear(), clocks[1].clear();
-    block_clocks[0].clear(), block_clocks[1].clear();
-    block_meeting = {}, block_fenced = false;
+    for (auto& clocks : warp_clocks) clocks[0] = clocks[1] = {};
+    block_clocks[0] = block_clocks[1] = {};
+    block_meeting = {};
     for (auto& m : warp_meetings) m = {};
     for (auto& m : group_meetings) m = {};
     for (Named& n : named) n = {};
-    for (Thread& t : threads) t = {{}, 0, {}, false, UINTPTR_MAX, 0};
+    for (Thread& t : threads) t = {{}, 0};
     for (Warpgroup& g : warpgroups) g = {{}, {}, 0, std::min(65536 / static_cast<int>(block) / 8 * 8, 248), false};
     free_registers = 0;
     barriers.clear(), late.clear();
@@ -644,8 +575,6 @@ extern "C" const char* run_on_cpu(void* function, const char* name, void** param
     if (answer.empty() && !late.empty()) answer = "copies that nobody waits for, to an mbarrier";
     for (const Warpgroup& g : warpgroups)
       if (answer.empty() && !g.orders.empty()) answer = "wgmma that nobody waits for";
-    for (uint32_t i = shared_bytes; answer.empty() && i < sizeof dynamic_shared; ++i)
-      if (dynamic_shared[i] != kNoise) answer = "it writes past its shared memory";
     if (!answer.empty()) {
       answer = number("block ", machine::block_index) + ": " + answer;
       return answer.c_str();

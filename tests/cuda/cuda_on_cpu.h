@@ -29,7 +29,6 @@ void meet_warp(const char* what, void* mine, Work work);
 void meet_warpgroup(const char* what, void* mine, Work work);
 void warp_barrier();
 void named_barrier(int number, int threads, bool wait);
-void stored(const void* at, size_t bytes);  // by __stcg
 
 void copy16(uint32_t to, const void* from);
 void commit_copies();
@@ -146,7 +145,6 @@ T __ldcg(const T* at) {
 template <class T>
 void __stcg(T* at, T x) {
   machine::check_global(at, sizeof x);
-  machine::stored(at, sizeof x);
   *at = x;
 }
 inline void __trap() { fibers::fail("a trap"); }

@@ -25,7 +25,8 @@ FILES = {  # by how their kernels' names begin
     "strata_fp32_": "fp32_sm75",
 }
 
-WATCHED = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")  # its calls are answered by cuda_machine.cpp
+# Its calls are answered by cuda_machine.cpp.
+WATCHED = ("-fsanitize=thread", *("--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"))
 
 
 def compiler_options(sm):

@@ -15,13 +15,13 @@ namespace {
 constexpr int kReaders = 4;
 
 struct Access {
-  uint16_t thread, bytes;  // thread + 1; 0: nobody. A bit for each of the four bytes
+  uint16_t thread;      // + 1; 0: nobody
+  uint8_t bytes, kind;  // a bit for each of the four
   uint32_t time;
   const void* pc;
 };
 struct Cell {  // four bytes
   Access write, reads[kReaders];
-  bool atomic;
 };
 // A write of what is there already is no race: the next look at the thread tells.
 struct Doubt {
@@ -68,36 +68,44 @@ void touch(uintptr_t at, Kind kind, const Access& mine) {
   Cell& c = cell(at);
   const unsigned thread = mine.thread - 1u;
   const Clock& clock = clocks[thread];
-  const bool both_atomic = kind == kAtomic && c.atomic;
-  auto races_with = [&](const Access& a) { return a.thread != mine.thread && (a.bytes & mine.bytes) && a.thread && a.time > clock[a.thread - 1u]; };
-  if (!both_atomic && races_with(c.write)) {
-    if (kind == kRead) report(thread, "reads", mine.pc, "wrote", c.write);
+  const bool reads = kind != kWrite && kind != kAtomic && kind != kAsyncWrite;
+  auto is_atomic = [](int k) { return k == kAtomic || k == kVolatileRead; };
+  auto is_known = [&](const Access& a) { return !a.thread || a.time <= clock.of[0][a.thread - 1u]; };
+  auto races_with = [&](const Access& a) { return a.thread != mine.thread && (a.bytes & mine.bytes) && !is_known(a) && !(is_atomic(a.kind) && is_atomic(kind)); };
+  if (races_with(c.write)) {
+    if (reads) report(thread, "reads", mine.pc, "wrote", c.write);
     if (kind == kAtomic || thread != fibers::current) report(thread, "writes", mine.pc, "wrote", c.write);
     const auto* const memory = reinterpret_cast<const void*>(at);
     doubts[thread] = {memory, word(memory), mine.bytes, c.write, mine.pc};
   }
-  if (kind == kRead) {
+  if (kind == kAsyncRead && c.write.thread && c.write.kind != kAsyncWrite) {
+    const unsigned writer = c.write.thread - 1u;
+    if (c.write.time > clock.of[at - flat_begin < flat.size() * 4 ? 1 : 2][writer])
+      fibers::fail("no fence for wgmma or bulk copies stands between what thread " + std::to_string(writer) + " wrote (" + place(c.write.pc) + ") and its use (" + place(mine.pc) + ")");
+  }
+  if (reads) {
     Access* to = &c.reads[fibers::random_below(kReaders)];
     for (Access& r : c.reads)
-      if (!races_with(r)) to = &r;
+      if (is_known(r)) to = &r;
     for (Access& r : c.reads)
       if (r.thread == mine.thread) to = &r;
     *to = mine;
     return;
   }
   for (Access& r : c.reads) {
-    if (!both_atomic && races_with(r)) report(thread, "writes", mine.pc, "reads", r);
+    if (races_with(r)) report(thread, "writes", mine.pc, "reads", r);
     if (!(r.bytes & ~mine.bytes)) r = {};
   }
-  c.write = mine, c.atomic = kind == kAtomic;
+  c.write = mine;
 }
 
 }  // namespace
 
 void begin(unsigned n, const void* at, uint32_t bytes) {
   threads = n;
-  clocks.assign(n, Clock(n, 0));
-  for (unsigned t = 0; t < n; ++t) clocks[t][t] = 1;
+  const std::vector<uint32_t> zero(n, 0);
+  clocks.assign(n, Clock{{zero, zero, zero}});
+  for (unsigned t = 0; t < n; ++t) clocks[t].of[0][t] = 1;
   doubts.assign(n, {});
   flat_begin = reinterpret_cast<uintptr_t>(at);
   flat.assign(bytes / 4, {});
@@ -105,7 +113,7 @@ void begin(unsigned n, const void* at, uint32_t bytes) {
 }
 
 void end() { settle(fibers::current); }
-uint32_t now(unsigned thread) { return clocks[thread][thread]; }
+uint32_t now(unsigned thread) { return clocks[thread].of[0][thread]; }
 
 void access(const void* at, uint32_t bytes, Kind kind, const void* pc, unsigned thread, uint32_t time) {
   settle(fibers::current);
@@ -114,28 +122,36 @@ void access(const void* at, uint32_t bytes, Kind kind, const void* pc, unsigned 
     unsigned mask = 15;
     if (a < begin) mask &= 15u << (begin - a);
     if (end < a + 4) mask &= 15u >> (a + 4 - end);
-    touch(a, kind, {static_cast<uint16_t>(thread + 1), static_cast<uint16_t>(mask), time, pc});
+    touch(a, kind, {static_cast<uint16_t>(thread + 1), static_cast<uint8_t>(mask), static_cast<uint8_t>(kind), time, pc});
   }
 }
 void access(const void* at, uint32_t bytes, Kind kind, const void* pc) { access(at, bytes, kind, pc, fibers::current, now(fibers::current)); }
 
+namespace {
+void join(Clock& to, const Clock& from) {
+  for (int k = 0; k < 3; ++k) {
+    to.of[k].resize(threads);
+    for (unsigned i = 0; i < from.of[k].size(); ++i) to.of[k][i] = std::max(to.of[k][i], from.of[k][i]);
+  }
+}
+}  // namespace
+
+void fence(bool of_flat_memory_alone) {
+  Clock& own = clocks[fibers::current];
+  own.of[1] = own.of[0];
+  if (!of_flat_memory_alone) own.of[2] = own.of[0];
+  ++own.of[0][fibers::current];
+}
 void release(Clock& to) {
   settle(fibers::current);
-  Clock& own = clocks[fibers::current];
-  to.resize(threads);
-  for (unsigned i = 0; i < threads; ++i) to[i] = std::max(to[i], own[i]);
-  ++own[fibers::current];
+  join(to, clocks[fibers::current]);
+  ++clocks[fibers::current].of[0][fibers::current];
 }
-void acquire(const Clock& from) {
-  Clock& own = clocks[fibers::current];
-  for (unsigned i = 0; i < from.size(); ++i) own[i] = std::max(own[i], from[i]);
-}
-
+void acquire(const Clock& from) { join(clocks[fibers::current], from); }
 void tell(unsigned from, unsigned first, unsigned end) {
   for (unsigned t = first; t < end; ++t)
-    if (t != from)
-      for (unsigned i = 0; i < threads; ++i) clocks[t][i] = std::max(clocks[t][i], clocks[from][i]);
-  ++clocks[from][from];
+    if (t != from) join(clocks[t], clocks[from]);
+  ++clocks[from].of[0][from];
 }
 
 }  // namespace memory_order

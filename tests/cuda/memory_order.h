@@ -7,8 +7,13 @@
 
 namespace memory_order {
 
-enum Kind { kRead, kWrite, kAtomic };
-using Clock = std::vector<uint32_t>;  // of each thread, how far it is known
+// Two that are atomic, or marked volatile, never race.
+// kAsyncRead, kAsyncWrite: of wgmma and bulk copies, which see what threads wrote only if a fence stands between.
+enum Kind { kRead, kWrite, kAtomic, kVolatileRead, kAsyncRead, kAsyncWrite };
+// How far each thread is known: to be over, to be fenced in flat memory, to be fenced everywhere.
+struct Clock {
+  std::vector<uint32_t> of[3];
+};
 
 // flat: memory that is looked up faster than other.
 void begin(unsigned threads, const void* flat, uint32_t bytes);
@@ -18,6 +23,7 @@ void access(const void* at, uint32_t bytes, Kind kind, const void* pc);
 void access(const void* at, uint32_t bytes, Kind kind, const void* pc, unsigned thread, uint32_t time);
 uint32_t now(unsigned thread);
 void end();  // of the thread that runs now
+void fence(bool of_flat_memory_alone);
 
 // What this thread did is known to those who acquire.
 void release(Clock& to);
