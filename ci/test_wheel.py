@@ -92,10 +92,11 @@ def site_packages(python: Path, folder: Path) -> str:
 
 def elsewhere(wheel: Path, machine: str, root: Path, folder: Path) -> dict[str, object]:
     """On another machine, by qemu-user and an extracted Debian: the wheel and NumPy's, unpacked."""
-    version = re.search(r"-cp3(\d+)t?-", wheel.name)
-    python = f"python3.{version[1]}"  # type: ignore[index]
+    minor, threads = re.search(r"-cp3\d+-cp3(\d+)(t?)-", wheel.name).groups()  # type: ignore[union-attr]
+    python = f"python3.{minor}{threads}"
     pip = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--only-binary", ":all:", "--no-deps")
-    pip += ("--platform", f"manylinux2014_{machine}", "--platform", f"manylinux_2_28_{machine}", "--python-version", f"3.{version[1]}")  # type: ignore[index]
+    pip += ("--platform", f"manylinux2014_{machine}", "--platform", f"manylinux_2_28_{machine}", "--python-version", f"3.{minor}")
+    pip += ("--abi", f"cp3{minor}{threads}")
     succeeds(run(*pip, "-d", folder, "numpy", folder=folder))
     for file in (wheel, *folder.glob("numpy-*.whl")):
         with zipfile.ZipFile(file) as archive:
