@@ -105,7 +105,10 @@ def elsewhere(wheel: Path, machine: str, root: Path, folder: Path) -> dict[str, 
     if not qemu:
         raise Failed(f"qemu-{machine} is not here: it is in Debian's qemu-user")
     binary = root / "usr" / "bin" / python
-    return emulated(qemu, "-L", root, binary, folder=folder, PYTHONPATH=str(folder / "site"), PYTHONHOME=str(root / "usr"))
+    result = emulated(qemu, "-L", root, binary, folder=folder, PYTHONPATH=str(folder / "site"), PYTHONHOME=str(root / "usr"))
+    if threads and result["gil"]:
+        raise Failed("it switched the GIL on")
+    return result
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Runs every CPU kernel on the golden case "tiny" and compares the bytes; exit status 1 if one differs. Also what runs under an emulator.
 
-Needs NumPy and strata_pa only. Prints {"architecture": ..., "isas": [...], "right": [...], "wrong": [...]} as JSON.
+Needs NumPy and strata_pa only. Prints {"architecture": ..., "isas": [...], "gil": ..., "right": [...], "wrong": [...]} as JSON.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ def main() -> int:
     result = {
         "architecture": cpu["architecture"],
         "isas": [isa["name"] for isa in cpu["isas"] if isa["supported"]],
+        "gil": getattr(sys, "_is_gil_enabled", lambda: True)(),
         "right": [name for name in want if got[name] == want[name]],
         "wrong": [name for name in want if got[name] != want[name]],
     }
