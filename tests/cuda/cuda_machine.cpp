@@ -13,6 +13,8 @@
 #include "core/half.h"
 #include "cuda/exact_tile_sm80.h"
 #include "cuda/launch.h"
+#include "cuda/partial_launch.h"
+#include "cuda/quantize_launch.h"
 #include "cuda/tile_launch.h"
 #include "fibers.h"
 #include "memory_order.h"
@@ -472,7 +474,10 @@ void set_registers(int count, bool more) {
 
 namespace {
 
+using strata_pa::cuda::ExactPart;
 using strata_pa::cuda::Params;
+using strata_pa::cuda::PartialParams;
+using strata_pa::cuda::QuantizeParams;
 using strata_pa::cuda::Rows;
 using strata_pa::cuda::Tiles;
 
@@ -480,20 +485,24 @@ void* kernel;
 void** arguments;
 std::string answer;
 
-template <class Second>
-void call() {
-  reinterpret_cast<void (*)(Params, Second)>(kernel)(*static_cast<Params*>(arguments[0]), *static_cast<Second*>(arguments[1]));
+template <class... P, size_t... i>
+void call_with(std::index_sequence<i...>) {
+  reinterpret_cast<void (*)(P...)>(kernel)(*static_cast<P*>(arguments[i])...);
   memory_order::end();
 }
-// The second parameter of a kernel, by its name.
+template <class... P>
+void call() {
+  call_with<P...>(std::index_sequence_for<P...>());
+}
+// With a kernel's parameters, by its name.
 void (*body_of(const std::string& name))() {
   auto begins = [&name](const char* with) { return name.compare(0, std::strlen(with), with) == 0; };
-  if (begins("strata_tile_") || begins("strata_exact_tile_") || begins("strata_exact_rest_")) return call<Tiles>;
-  if (begins("strata_rows_") || begins("strata_exact_")) return call<Rows>;
-  return [] {
-    reinterpret_cast<void (*)(Params)>(kernel)(*static_cast<Params*>(arguments[0]));
-    memory_order::end();
-  };
+  if (begins("strata_partial_")) return call<PartialParams>;
+  if (begins("strata_quantize")) return call<QuantizeParams>;
+  if (begins("strata_tile_") || begins("strata_exact_tile_") || begins("strata_exact_rest_")) return call<Params, Tiles>;
+  if (begins("strata_exact_part_")) return call<Params, ExactPart>;
+  if (begins("strata_rows_") || begins("strata_exact_")) return call<Params, Rows>;
+  return call<Params>;
 }
 
 // All shared memory: the thread_local variables of this library.

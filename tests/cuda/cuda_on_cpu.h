@@ -105,6 +105,7 @@ inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 }  // namespace cuda
 }  // namespace strata_pa
 
+inline float __uint_as_float(uint32_t x) { return __int_as_float(static_cast<int>(x)); }
 inline uint32_t __popc(uint32_t x) { return static_cast<uint32_t>(__builtin_popcount(x)); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __viaddmax_s32(int a, int b, int c) {
@@ -157,6 +158,9 @@ inline int __shfl_up_sync(uint32_t, int x, int o) {
   return machine::exchanged(x, lane < o ? lane : lane - o);
 }
 inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane) { return machine::exchanged(x, lane); }
+inline bool __any_sync(uint32_t, bool x) {
+  return machine::reduced(x, [](int a, int b) { return a | b; }) != 0;
+}
 inline uint32_t __reduce_or_sync(uint32_t, uint32_t x) {
   return static_cast<uint32_t>(machine::reduced(static_cast<int>(x), [](int a, int b) { return a | b; }));
 }

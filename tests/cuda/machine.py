@@ -20,9 +20,12 @@ FILES = {  # by how their kernels' names begin
     "strata_exact_rest_": "exact_tile_sm90a",
     "strata_rows_": "exact_tile_sm80",
     "strata_exact_rows_": "exact_tile_sm80",
+    "strata_exact_part_": "exact_part_sm80",
     "strata_exact_": "exact_sm80",
     "strata_imma_": "imma_sm80",
     "strata_fp32_": "fp32_sm75",
+    "strata_partial_": "partial_sm75",
+    "strata_quantize": "quantize_sm75",
 }
 
 # Its calls are answered by cuda_machine.cpp.

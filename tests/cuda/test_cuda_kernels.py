@@ -12,6 +12,9 @@ from machine import Machine, on_card
 from problems import PORTABLE, SPECS, build, same_bytes
 
 import strata_pa
+from strata_pa import _core
+from strata_pa._device import on_device, to_device
+from strata_pa.attention import make_call
 
 # The one geometry of sm_90's own tiles of exact; one sequence.
 TILE_SPECS = st.fixed_dictionaries(
@@ -174,3 +177,69 @@ def test_values_that_are_not_finite(card, lists):
     assert np.isnan(want).any(-1).sum() > 5
     check(card, q, kv, "exact", options)
     assert 0 < np.mean(card.flags) < 1
+
+
+@general
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_parts_of_exact(card, dtype):
+    spec = {
+        "seed": 7, "dim_group": (128, 64), "n_kv": 2, "n_rep": 3, "page_size": 4, "layout": "HND", "sequences": [(5, 90), (2, 40)],
+        "absent": 0, "causal": True, "window_left": -1, "lists": "shared", "granularity": 1, "cap": 15, "widths": False, "varlen": True,
+    }  # fmt: skip
+    q, kv, options = build(spec)
+    q = q.astype(dtype)
+    q[1, 2, 5] = np.nan
+    want, want_lse = strata_pa.prompt_attention(q, paged(kv), kernel="exact", return_lse=True, **options)
+    heads, dim = q.shape[1:]
+    there = lambda *shape, kind: on_device(np.full(shape, 9, kind), "cuda:0")  # noqa: E731
+    calls, anchors, sums = [], [], []
+    for half in (options["ids"][:, :20], options["ids"][:, 20:]):
+        q_there, kv_there, options_there = to_device(q, paged(kv), options | {"ids": half}, "cuda:0")
+        calls.append(lambda a=(q_there, kv_there), o=options_there: make_call(*a, kernel="exact", **o))
+        anchors.append((there(len(q), heads, kind=np.float32), there(len(q), heads, kind=np.float32)))
+        calls[-1]().exact_anchors(*anchors[-1])
+    _core.add_anchors(*anchors[0], *anchors[1])
+    keys = there(2, len(q), heads, kind=np.int64)
+    _core.anchors_to_keys(*anchors[0], keys)
+    _core.anchors_from_keys(keys, *anchors[0])
+    for call in calls:
+        sums.append((there(len(q), heads, kind=np.int64), there(len(q), heads, dim, kind=np.int64)))
+        call().exact_sums(*anchors[0], *sums[-1])
+    for mine, other, name in zip(*sums, "LO", strict=True):
+        _core.add_sums(mine, other, name)
+    out, lse = there(*q.shape, kind=dtype), there(len(q), heads, kind=np.float32)
+    _core.exact_finish(*anchors[0], *sums[0], out, lse)
+    assert same_bytes(out.read(), want)
+    assert same_bytes(lse.read(), want_lse)
+
+
+@general
+def test_merging_results(card):
+    rng = np.random.default_rng(8)
+    outs, lses = rng.standard_normal((3, 5, 4, 64)).astype(np.float16), (9 * rng.standard_normal((3, 5, 4))).astype(np.float32)
+    lses[:, 0, 0] = lses[1, 2] = -np.inf
+    lses[2, 3, 1] = np.nan
+    want, want_lse = strata_pa.merge_partials(list(outs), list(lses))
+    out, lse = on_device(np.zeros_like(outs[0]), "cuda:0"), on_device(np.zeros_like(lses[0]), "cuda:0")
+    _core.merge_partials([on_device(x, "cuda:0") for x in outs], [on_device(x, "cuda:0") for x in lses], out, lse)
+    assert same_bytes(out.read(), want)
+    assert same_bytes(lse.read(), want_lse)
+
+
+@general
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_quantizing(card, dtype):
+    x = np.random.default_rng(9).standard_normal((7, 2, 64)).astype(dtype)
+    x[3, 0, :32], x[5, 1, 40] = 0, np.inf
+    places = np.array([4, 0, 11, 7, 1, 9, 3])
+    want = np.zeros((3, 2, 4, 64), np.int8), np.zeros((3, 2, 4, 2), np.float16)
+    finite = [i for i in range(7) if i != 5]  # the host refuses what a card can only mark
+    _core.quantize(x[finite], 32, *want, places[finite])
+    codes, scales = on_device(np.zeros_like(want[0]), "cuda:0"), on_device(np.zeros_like(want[1]), "cuda:0")
+    _core.quantize(on_device(x, "cuda:0"), 32, codes, scales, on_device(places, "cuda:0"))
+    page, slot = divmod(9, 4)
+    got = codes.read(), scales.read()
+    assert np.isnan(got[1][page, 1, slot, 1])
+    for mine, other in zip(got, want, strict=True):
+        mine[page, :, slot] = 0
+        assert same_bytes(mine, other)

@@ -27,7 +27,7 @@ static void put(uint32_t at, int rows, const int8_t* x, int width) {
   }
 }
 static uint64_t narrow(uint32_t at) { return at >> 4 | uint64_t{1} << 16 | uint64_t{32} << 32 | uint64_t{2} << 62; }
-enum Slip { kNone, kNoFence, kNoProxyFence, kNoWait, kTouched, kChanged, kCrooked };
+enum Slip { kNone, kNoFence, kNoProxyFence, kNoWait, kTouched, kChanged, kChangedHeld, kCrooked };
 static void product(const Params& p, int width, Slip slip, bool held, bool is_unsigned = false) {
   put(0, 64, p.k, width), put(16384, 24, p.v, width);
   if (slip != kNoProxyFence) fence_async_shared();
@@ -44,6 +44,7 @@ static void product(const Params& p, int width, Slip slip, bool held, bool is_un
   else wgmma_rs(d, a, b, 1);
   wgmma_commit();
   if (slip == kTouched) d[3] = 0;
+  if (slip == kChangedHeld && tid() == 70) ++a[2];
   __syncthreads();
   if (slip == kChanged && tid() == 5) raw_tile[16384] ^= 1;
   if (slip == kNoWait) wait_for<1>(d);
@@ -62,6 +63,7 @@ KERNEL(no_proxy_fence) { product(p, 128, kNoProxyFence, false); }
 KERNEL(not_waited_for) { product(p, 128, kNoWait, false); }
 KERNEL(touched) { product(p, 128, kTouched, false); }
 KERNEL(changed) { product(p, 128, kChanged, false); }
+KERNEL(changed_held) { product(p, 128, kChangedHeld, true); }
 KERNEL(crooked) { product(p, 128, kCrooked, false); }
 
 KERNEL(matrices) {
@@ -190,6 +192,11 @@ KERNEL(unset) {
   if (p.n_q) own[tid()] = p.n_q;  // never
   out(p)[tid()] = raw_tile[tid()] == 0xa5 && own[tid()] == static_cast<int>(0xa5a5a5a5);
 }
+KERNEL(given_and_taken) {
+  if (tid() < 128) more_registers<152>();
+  else fewer_registers<120>();
+  out(p)[tid()] = 1;
+}
 KERNEL(registers) {
   if (tid() < 128) more_registers<256>();
 }
@@ -212,14 +219,14 @@ def run(tmp_path_factory):
     def owns(address, size):
         return (address or 0) != 4096
 
-    def call(name, times=1):
+    def call(name, times=1, block=128):
         """(the complaints, out) of several runs in different orders."""
         complaints, outs = [], []
         for _ in range(times):
             out, stored = np.full(64 * 24, -1, np.int32), np.zeros(512, np.int32)
             params = Params(out=out.ctypes.data, k=arrays["k"].ctypes.data, v=arrays["v"].ctypes.data, lse=stored.ctypes.data, ids=4096)
             parameters = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-            launch = Launch(grid=1, block=128, shared=32768, symbol=f"strata_{name}".encode())
+            launch = Launch(grid=1, block=block, shared=32768, symbol=f"strata_{name}".encode())
             complaints.append(machine.run(lib, launch, parameters, ctypes.cast(owns, ctypes.c_void_p)))
             outs.append(out)
         return complaints, outs
@@ -284,6 +291,7 @@ def test_bulk_copies(run):
         ("no_proxy_fence", "no fence for wgmma or bulk copies stands between what thread "),
         ("touched", "wgmma: its sums were touched"),
         ("changed", "wgmma: its operands were changed"),
+        ("changed_held", "wgmma: its operands were changed"),
         ("crooked", "a matrix must begin where its swizzle does"),
         ("bulk_not_fenced", "no fence for wgmma or bulk copies stands between what thread "),
         ("too_many_arrivals", "more arrivals than it waits for at the mbarrier at 8192"),
@@ -325,6 +333,12 @@ def test_threads_that_only_announce_themselves(run):
     complaints, outs = run("announced", 4)
     assert complaints == [""] * 4
     assert all((out[64:128] == np.arange(64)).all() for out in outs)
+
+
+def test_registers_that_others_give_back(run):
+    complaints, (out,) = run("given_and_taken", block=512)
+    assert complaints == [""]
+    assert (out[:512] == 1).all()
 
 
 def test_shared_memory_begins_as_noise(run):
