@@ -234,7 +234,7 @@ def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
             rows_symbol = symbol.replace("exact_", "exact_rows_")
             shared[rows_symbol], least[rows_symbol] = int(rows_size), least[symbol]
     # Not in the table: cuda/quantize_launch.h, cuda/partial_launch.h, ExactPart of cuda/launch.h.
-    others = {"strata_quantize", *(f"strata_partial_{name}" for name in ("merge", "finish", "anchors", "sums", "to_keys", "from_keys"))}
+    others = ["strata_quantize", *(f"strata_partial_{name}" for name in ("merge", "finish", "anchors", "sums", "to_keys", "from_keys"))]
     shared |= dict.fromkeys(others, 0)
     least |= dict.fromkeys(others, 75)
     for symbol in [symbol for symbol in shared if symbol.startswith("strata_exact_d")]:

@@ -65,24 +65,36 @@ def matrix_region() -> str:
         return "No record yet."
     record = json.loads(path.read_text(encoding="utf-8"))
     yes = {True: "yes", False: "no"}
-    wheels = [
-        [f"`{name}`", yes[cell["built"]], yes[cell["audited"]], cell["run"] if isinstance(cell["run"], str) else "; ".join(cell["run"])]
-        for name, cell in record["wheels"].items()
-    ]
-    names = list(dict.fromkeys(key.split()[0] for key in record["kernels"]))
-    rows = []
-    for arch in dict.fromkeys(key.split()[1] for key in record["kernels"]):
-        cells = [record["kernels"].get(f"{name} {arch}") for name in names]
-        rows.append(
-            [arch, *("" if c is None else c["run"] if c["run"] != "not run" else "audited" if c["audited"] else "no" for c in cells)]
-        )
+    wheels = []
+    for name, cell in record["wheels"].items():
+        size = f"{cell['bytes'] / 1e6:.1f}" if cell["bytes"] else ""
+        run = cell["run"] if isinstance(cell["run"], str) else "; ".join(cell["run"])
+        wheels.append([f"`{name}`", yes[cell["built"]], yes[cell["audited"]], size, run])
+    limits = matrix.load()
+    cuda = kernel_table(record["kernels"], [f"sm_{arch}" for arch in limits.cuda_architectures])
+    hip = kernel_table(record["kernels"], [*limits.hip_wave64, *limits.hip_wave32])
     return "\n\n".join(
         [
             f"From `{path.relative_to(report.ROOT)}`, {record['date'][:10]}, commit {record['commit'][:12]}; later changes are not in it.",
-            report.table(["wheel", "built", "audited", "tested with"], wheels),
-            "Kernels in the wheels, by architecture: a device is one that they were run on; audited: built and audited, not run.",
-            report.table(["", *(f"`{name}`" for name in names)], rows),
+            report.table(["wheel", "built", "audited", "MB", "tested with"], wheels),
+            "Kernels in the wheels, by architecture: a device is one that they were run on; audited: built and audited, not run. "
+            "`exact_rows`, `exact_tile` and `exact_part` are forms of `exact`."
+            + "".join(f" `{name}` was changed after it had run on a device." for name in record["changed"]),
+            cuda,
+            hip,
         ]
+    )
+
+
+def kernel_table(cells: dict[str, dict], archs: list[str]) -> str:
+    """A row for each architecture, a column for each kernel that any of them has."""
+    names = list(dict.fromkeys(name for key in cells for name, arch in [key.split()] if arch in archs))
+
+    def said(cell: dict | None) -> str:
+        return "" if cell is None else cell["run"] if cell["run"] != "not run" else "audited" if cell["audited"] else "no"
+
+    return report.table(
+        ["", *(f"`{name}`" for name in names)], [[arch, *(said(cells.get(f"{name} {arch}")) for name in names)] for arch in archs]
     )
 
 

@@ -34,7 +34,7 @@ def wheels(limits: matrix.Matrix, reports: Iterable[dict]) -> dict[str, dict]:
     for name in dict.fromkeys([*limits.identifiers(), *told]):
         cell = told.get(name, {})
         tested = cell.get("tested", {})
-        how = [f"NumPy {run['numpy']}: {run['tests']}" for run in tested.get("runs", ())]
+        how = [f"NumPy {run['numpy']}: {re.sub(r' in [0-9.]+s.*', '', run['tests'])}" for run in tested.get("runs", ())]
         how += [f"{key}: the golden bytes of {', '.join(x['right'])}" for key, x in tested.items() if key.startswith("qemu")]
         cells[name] = {
             "built": bool(cell.get("built")),
@@ -127,6 +127,7 @@ def main() -> int:
         "wheels": wheels(limits, [json.loads(path.read_text()) for path in asked.wheels]),
         "kernels": kernels(codes, wrong, want, ran) | code_objects(amd, amd_wrong, amd_archs),
         "gpu": [path.name for path in asked.gpu],
+        "changed": asked.changed,
         "problems": wrong + amd_wrong,
     }
     asked.record.write_text(json.dumps(record, indent=1) + "\n")

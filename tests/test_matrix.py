@@ -245,7 +245,7 @@ def test_code_objects_of_the_record():
 
 def test_wheels_of_the_record():
     record = importlib.import_module("matrix_record")
-    tested = {"runs": [{"numpy": "2.5.5", "tests": "12 passed"}], "qemu Nehalem": {"right": ["fp32"]}}
+    tested = {"runs": [{"numpy": "2.5.5", "tests": "12 passed in 3.21s"}], "qemu Nehalem": {"right": ["fp32"]}}
     report = {"3.12 x86_64": {"python": "3.12", "machine": "x86_64", "built": True, "audited": True, "tested": tested, "bytes": 5}}
     report["3.13 x86_64"] = {"python": "3.13", "machine": "x86_64", "built": True, "error": "the audit"}
     report["3.13t x86_64"] = {"python": "3.13t", "machine": "x86_64", "built": True}
