@@ -1,5 +1,8 @@
 #include "fibers.h"
 
+#include <dlfcn.h>
+
+#include <cstdio>
 #include <map>
 #include <vector>
 
@@ -29,6 +32,7 @@ struct Thread {
   const unsigned* watched;  // null: it can run
   unsigned value;
   const char* what;
+  const void* pc;
   bool done;
 };
 Thread threads[kMostThreads];
@@ -52,7 +56,10 @@ void begin() {
 // "its threads wait for each other: 12 (0, 1, 2, ...) at a barrier of the block; ..."
 std::string who_waits(int n) {
   std::map<std::string, std::vector<int>> places;
-  for (int t = 0; t < n; ++t) places[threads[t].done ? "their end" : threads[t].what].push_back(t);
+  for (int t = 0; t < n; ++t) {
+    const Thread& x = threads[t];
+    places[x.done ? "their end" : x.what + (x.pc ? " (" + place(x.pc) + ")" : "")].push_back(t);
+  }
   std::string text = "its threads wait for each other:";
   for (const auto& [what, list] : places) {
     text += " " + std::to_string(list.size()) + " (";
@@ -77,19 +84,26 @@ bool on_a_stack(const void* at) {
   return static_cast<const char*>(at) >= stacks.data() && static_cast<const char*>(at) < stacks.data() + stacks.size();
 }
 
-void wait_while(const unsigned& x, unsigned value, const char* what) {
+std::string place(const void* pc) {
+  Dl_info info;
+  char text[32] = "?";
+  if (pc && dladdr(pc, &info)) std::snprintf(text, sizeof text, "@%#zx", static_cast<size_t>(static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase)));
+  return text;
+}
+
+void wait_while(const unsigned& x, unsigned value, const char* what, const void* pc) {
   Thread& t = threads[current];
   if (x != value) return;
-  t.watched = &x, t.value = value, t.what = what;
+  t.watched = &x, t.value = value, t.what = what, t.pc = pc;
   leave();
   t.watched = nullptr;
 }
 
-void meet(Meeting& m, int index, int size, const char* what, void* mine, Work work) {
+void meet(Meeting& m, int index, int size, const char* what, void* mine, Work work, const void* pc) {
   if (m.arrived == 0) m.what = what;
   else if (m.what != what && std::string(m.what) != what) fail("some of its threads came to " + std::string(m.what) + ", others to " + what);
   m.brought[index] = mine;
-  if (++m.arrived < size) return wait_while(m.held, m.held, what);
+  if (++m.arrived < size) return wait_while(m.held, m.held, what, pc);
   m.arrived = 0;
   if (work) work(m.brought);
   ++m.held;
@@ -109,7 +123,7 @@ std::string run(int n, void (*f)(), bool (*idle)(bool stuck)) {
     void** top = reinterpret_cast<void**>(stacks.data() + (t + 1) * kStack - 72);  // as a call leaves it: 8 below a multiple of 16
     *top = nullptr;
     *--top = reinterpret_cast<void*>(begin);
-    threads[t] = {top - 6, nullptr, 0, "", false};
+    threads[t] = {top - 6, nullptr, 0, "", nullptr, false};
   }
   const int warps = n / kWarp;
   for (int& turns : asleep) turns = 0;

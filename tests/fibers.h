@@ -17,10 +17,11 @@ struct Meeting {
   const char* what = nullptr;
 };
 using Work = void (*)(void* const* brought);
-void meet(Meeting& m, int index, int size, const char* what, void* mine = nullptr, Work work = nullptr);
+void meet(Meeting& m, int index, int size, const char* what, void* mine = nullptr, Work work = nullptr, const void* pc = nullptr);
 
-// Until x is no longer `value`.
-void wait_while(const unsigned& x, unsigned value, const char* what);
+// Until x is no longer `value`. what, pc: for a complaint.
+void wait_while(const unsigned& x, unsigned value, const char* what, const void* pc = nullptr);
+std::string place(const void* pc);  // in its library: "@0x1234"
 
 // Ends the run.
 [[noreturn]] void fail(const std::string& complaint);

@@ -297,24 +297,24 @@ uint32_t shared_place(const void* at) {
   return static_cast<uint32_t>(place);
 }
 
-void meet_warp(const char* what, void* mine, Work work) {
-  fibers::meet(warp_meetings[fibers::current / 32], static_cast<int>(fibers::current % 32), 32, what, mine, work);
+void meet_warp(const char* what, void* mine, Work work, const void* pc) {
+  fibers::meet(warp_meetings[fibers::current / 32], static_cast<int>(fibers::current % 32), 32, what, mine, work, pc ? pc : HERE);
 }
-void meet_warpgroup(const char* what, void* mine, Work work) {
+void meet_warpgroup(const char* what, void* mine, Work work, const void* pc) {
   if (block_threads % 128) fail(std::string(what) + " in a block that is not made of warpgroups");
-  fibers::meet(group_meetings[fibers::current / 128], static_cast<int>(fibers::current % 128), 128, what, mine, work);
+  fibers::meet(group_meetings[fibers::current / 128], static_cast<int>(fibers::current % 128), 128, what, mine, work, pc);
 }
 void block_barrier() {
   memory_order::Clock& clock = block_clocks[block_meeting.held & 1];
   memory_order::release(clock);
-  fibers::meet(block_meeting, static_cast<int>(fibers::current), static_cast<int>(block_threads), "a barrier of the block");
+  fibers::meet(block_meeting, static_cast<int>(fibers::current), static_cast<int>(block_threads), "a barrier of the block", nullptr, nullptr, HERE);
   memory_order::acquire(clock);
 }
 void warp_barrier() {
   const unsigned warp = fibers::current / 32;
   memory_order::Clock& clock = warp_clocks[warp][syncwarps[warp] & 1];
   memory_order::release(clock);
-  meet_warp("a barrier of the warp", nullptr, [](void* const*) { ++syncwarps[fibers::current / 32]; });
+  meet_warp("a barrier of the warp", nullptr, [](void* const*) { ++syncwarps[fibers::current / 32]; }, HERE);
   memory_order::acquire(clock);
 }
 void named_barrier(int n, int threads, bool wait) {
@@ -327,7 +327,7 @@ void named_barrier(int n, int threads, bool wait) {
   memory_order::Clock& clock = b.clocks[b.held & 1];
   memory_order::release(clock);
   if (++b.arrived == threads) b.arrived = 0, ++b.held;
-  else if (wait) fibers::wait_while(b.held, b.held, names[n]);
+  else if (wait) fibers::wait_while(b.held, b.held, names[n], HERE);
   if (wait) memory_order::acquire(clock);
 }
 const int* exchange(int x) {
@@ -369,7 +369,7 @@ void barrier_wait(uint32_t at, uint32_t parity) {
   static std::map<uint32_t, std::string> names;
   std::string& name = names[at];
   if (name.empty()) name = number("the mbarrier at ", at);
-  while ((b.phase & 1) == (parity & 1)) fibers::wait_while(b.phase, b.phase, name.c_str());
+  while ((b.phase & 1) == (parity & 1)) fibers::wait_while(b.phase, b.phase, name.c_str(), HERE);
   memory_order::acquire(b.completed[parity & 1]);
   for (const Copy& c : b.done) arrive(c, c.time);
   b.done.clear();
@@ -437,13 +437,13 @@ void mma(int* d, const uint32_t* a, uint32_t b0, uint32_t b1, const int* c, bool
 
 void wgmma(Product p) {
   p.pc = HERE;
-  meet_warpgroup("wgmma", &p, order);
+  meet_warpgroup("wgmma", &p, order, HERE);
 }
 void wgmma_fence() {
-  meet_warpgroup("wgmma_fence", nullptr, [](void* const*) { group().fenced = true; });
+  meet_warpgroup("wgmma_fence", nullptr, [](void* const*) { group().fenced = true; }, HERE);
 }
 void wgmma_commit() {
-  meet_warpgroup("wgmma_commit", nullptr, [](void* const*) { ++group().committed, group().fenced = false; });
+  meet_warpgroup("wgmma_commit", nullptr, [](void* const*) { ++group().committed, group().fenced = false; }, HERE);
 }
 void wgmma_wait(int newer) {
   meet_warpgroup("the wait for wgmma", &newer, [](void* const* all) {
@@ -454,20 +454,20 @@ void wgmma_wait(int newer) {
     g.orders.erase(g.orders.begin(), last);
     // The lanes of a warp know of its reads.
     for (unsigned first = static_cast<unsigned>(warpgroup()) * 128, w = 0; w < 4; ++w, first += 32) memory_order::tell(first, first, first + 32);
-  });
+  }, HERE);
 }
 void set_registers(int count, bool more) {
   Warpgroup& g = group();
   if (count % 8 || count < 24 || count > 256) fail(number("a warpgroup cannot have so many registers: ", count));
-  meet_warpgroup("setmaxnreg", nullptr, nullptr);
+  meet_warpgroup("setmaxnreg", nullptr, nullptr, HERE);
   if (fibers::current % 128 == 0) {
     const int extra = (count - g.registers) * 128;
     if (more ? extra < 0 : extra > 0) fail(number("setmaxnreg goes the wrong way, to ", count));
-    while (extra > free_registers) fibers::wait_while(registers_changed, registers_changed, "registers that others give back");
+    while (extra > free_registers) fibers::wait_while(registers_changed, registers_changed, "registers that others give back", HERE);
     free_registers -= extra, g.registers = count;
     ++registers_changed;
   }
-  meet_warpgroup("setmaxnreg's end", nullptr, nullptr);
+  meet_warpgroup("setmaxnreg's end", nullptr, nullptr, HERE);
 }
 
 }  // namespace machine

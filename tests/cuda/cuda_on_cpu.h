@@ -25,8 +25,8 @@ void check_global(const void* at, size_t bytes);
 unsigned char* shared(uint32_t at, uint32_t bytes, uint32_t alignment);  // checked
 uint32_t shared_place(const void* at);
 // All lanes of the warp, or all threads of the warpgroup, come together; the last one does the work on what they brought.
-void meet_warp(const char* what, void* mine, Work work);
-void meet_warpgroup(const char* what, void* mine, Work work);
+void meet_warp(const char* what, void* mine, Work work, const void* pc = nullptr);
+void meet_warpgroup(const char* what, void* mine, Work work, const void* pc);
 void warp_barrier();
 void named_barrier(int number, int threads, bool wait);
 

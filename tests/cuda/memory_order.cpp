@@ -1,9 +1,6 @@
 #include "memory_order.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <unordered_map>
 
@@ -43,15 +40,9 @@ uint32_t word(const void* at) {
   std::memcpy(&x, at, 4);
   return x;
 }
-std::string place(const void* pc) {
-  Dl_info info;
-  char text[32] = "?";
-  if (pc && dladdr(pc, &info)) std::snprintf(text, sizeof text, "@%#zx", static_cast<size_t>(static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase)));
-  return text;
-}
 void report(unsigned thread, const char* does, const void* pc, const char* did, const Access& other) {
-  fibers::fail("a race: thread " + std::to_string(thread) + " " + does + " (" + place(pc) + ") what thread " + std::to_string(other.thread - 1) + " " + did + " (" +
-               place(other.pc) + "), and nothing orders them");
+  fibers::fail("a race: thread " + std::to_string(thread) + " " + does + " (" + fibers::place(pc) + ") what thread " + std::to_string(other.thread - 1) +
+               " " + did + " (" + fibers::place(other.pc) + "), and nothing orders them");
 }
 void settle(unsigned thread) {
   Doubt& d = doubts[thread];
@@ -81,7 +72,8 @@ void touch(uintptr_t at, Kind kind, const Access& mine) {
   if (kind == kAsyncRead && c.write.thread && c.write.kind != kAsyncWrite) {
     const unsigned writer = c.write.thread - 1u;
     if (c.write.time > clock.of[at - flat_begin < flat.size() * 4 ? 1 : 2][writer])
-      fibers::fail("no fence for wgmma or bulk copies stands between what thread " + std::to_string(writer) + " wrote (" + place(c.write.pc) + ") and its use (" + place(mine.pc) + ")");
+      fibers::fail("no fence for wgmma or bulk copies stands between what thread " + std::to_string(writer) + " wrote (" + fibers::place(c.write.pc) +
+                   ") and its use (" + fibers::place(mine.pc) + ")");
   }
   if (reads) {
     Access* to = &c.reads[fibers::random_below(kReaders)];
