@@ -318,7 +318,7 @@ void warp_barrier() {
   memory_order::acquire(clock);
 }
 void named_barrier(int n, int threads, bool wait) {
-  if (n < 0 || n > 15 || threads % 32 || threads > static_cast<int>(block_threads)) fail(number("no such barrier: ", n));
+  if (n < 1 || n > 15 || threads % 32 || threads > static_cast<int>(block_threads)) fail(number("no such barrier: ", n));
   Named& b = named[n];
   if (b.arrived > 0 && b.size != threads) fail(number("threads do not agree how many meet at barrier ", n));
   b.size = threads;

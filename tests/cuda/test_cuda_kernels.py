@@ -117,7 +117,7 @@ def examples(n):
     return settings(max_examples=n, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 
 
-@examples(40)
+@examples(30)
 @given(TILE_SPECS, st.sampled_from([np.float32, np.float16]), st.booleans())
 def test_random_problems_in_tiles(card, spec, dtype, repeats):
     q, kv, options = build_lists(spec, repeats)
@@ -127,12 +127,12 @@ def test_random_problems_in_tiles(card, spec, dtype, repeats):
 @pytest.mark.parametrize(
     ("lists", "sequence", "other"),
     [
-        (None, (11, 1100), {}),
+        (None, (11, 900), {}),
         (None, (10, 700), {"window_left": 500}),
         (None, (5, 900), {"causal": False, "n_kv": 1, "absent": 0.2}),
-        ("per head", (6, 1100), {}),
-        ("shared", (9, 1100), {"granularity": 4, "widths": True}),
-        ("shared", (7, 800), {"layout": "NHD", "page_size": 3}),
+        ("per head", (6, 800), {}),
+        ("shared", (7, 900), {"granularity": 4, "widths": True}),
+        ("shared", (5, 700), {"layout": "NHD", "page_size": 3}),
     ],
 )
 def test_long_problems_in_tiles(card, lists, sequence, other):
