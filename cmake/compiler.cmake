@@ -1,0 +1,22 @@
+# Sets `result` to the program of a compiler: file `inside` of the Python package `package` of the build environment, else `program` on PATH; else empty.
+function(strata_pa_find_compiler result package inside program)
+  set(found)
+  if(STRATA_PA_PYTHON)
+    find_package(Python COMPONENTS Interpreter QUIET)
+    if(Python_EXECUTABLE)
+      execute_process(COMMAND ${Python_EXECUTABLE} -c "import importlib.util as u, os, sys
+s = u.find_spec(sys.argv[1])
+c = [os.path.join(p, sys.argv[2]) for p in (s.submodule_search_locations if s else [])]
+print(next(filter(os.path.isfile, c), ''), end='')" ${package} ${inside} OUTPUT_VARIABLE found ERROR_QUIET)
+    endif()
+  endif()
+  if(NOT found)
+    string(TOUPPER STRATA_PA_${program}_ON_PATH on_path)
+    find_program(${on_path} ${program})
+    mark_as_advanced(${on_path})
+    if(${on_path})
+      set(found ${${on_path}})
+    endif()
+  endif()
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
