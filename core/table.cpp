@@ -43,31 +43,20 @@ template <cuda::KernelId id>
 int64_t cuda_workspace(const Problem& p, const Device& device) {
   return cuda::workspace(id, p, device);
 }
-template <cuda::KernelId id>
-void cuda_launch(const Kernel& k, const Problem& p, const Device& device, const Launch& launch) {
-  cuda::launch(id, k.image, p, device, launch);
-}
-template <cuda::KernelId id>
-std::vector<std::string> cuda_reasons(const Problem& p, const Device& device) {
-  return cuda::not_supported_reasons(id, p, device);
-}
-template <cuda::KernelId id>
-std::string cuda_prepare(const Kernel& k, const Problem& p, const Device& device) {
-  return cuda::prepare(id, k.image, p, device);
-}
-
 int64_t no_workspace(const Problem&, const Device&) { return 0; }
-template <hip::KernelId id>
-void hip_launch(const Kernel& k, const Problem& p, const Device& device, const Launch& launch) {
-  hip::launch(id, k.image, p, device, launch);
+
+// A GPU's columns: id is the vendor's name of the kernel, and the vendor's functions do the work.
+template <auto id>
+void gpu_launch(const Kernel& k, const Problem& p, const Device& device, const Launch& x) {
+  launch(id, k.image, p, device, x);
 }
-template <hip::KernelId id>
-std::vector<std::string> hip_reasons(const Problem& p, const Device& device) {
-  return hip::not_supported_reasons(id, p, device);
+template <auto id>
+std::vector<std::string> gpu_reasons(const Problem& p, const Device& device) {
+  return not_supported_reasons(id, p, device);
 }
-template <hip::KernelId id>
-std::string hip_prepare(const Kernel& k, const Problem& p, const Device& device) {
-  return hip::prepare(id, k.image, p, device);
+template <auto id>
+std::string gpu_prepare(const Kernel& k, const Problem& p, const Device& device) {
+  return prepare(id, k.image, p, device);
 }
 
 bool contains(const std::vector<int64_t>& list, int64_t x) { return std::find(list.begin(), list.end(), x) != list.end(); }
@@ -83,12 +72,12 @@ Kernel cpu_row(const char* name, bool opt_in, const char* what) {
 template <cuda::KernelId id>
 Kernel cuda_row(const char* name, int min_sm, bool opt_in, bool portable, const char* what, const Serves& serves, const char* image) {
   return {name,         DeviceKind::kCUDA, min_sm,          opt_in,           portable,        what, serves, image,
-          cuda_workspace<id>, cuda_launch<id>, cuda_reasons<id>, cuda_prepare<id>};
+          cuda_workspace<id>, gpu_launch<id>, gpu_reasons<id>, gpu_prepare<id>};
 }
 // Its image has its name.
 template <hip::KernelId id>
 Kernel hip_row(const char* name, bool opt_in, const char* what) {
-  return {name, DeviceKind::kHIP, 0, opt_in, true, what, kPortable, name, no_workspace, hip_launch<id>, hip_reasons<id>, hip_prepare<id>};
+  return {name, DeviceKind::kHIP, 0, opt_in, true, what, kPortable, name, no_workspace, gpu_launch<id>, gpu_reasons<id>, gpu_prepare<id>};
 }
 
 // Of the embedded images: is there one, in words what it holds, and has it code for the device?
