@@ -23,9 +23,9 @@ from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import matrix
+from matrix import LIBRARY
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = "strata_pa/lib/libstrata_pa.so"
 SECTION = ".hip_code_objects"  # hip/CMakeLists.txt
 LIMITS = json.loads((ROOT / "ci" / "hip_limits.json").read_text(encoding="utf-8"))
 BLOCKS = {"fp32": 256, "imma": 128, "exact": 128}  # threads; hip/launch.h
@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("files", type=Path, nargs="*", metavar="WHEEL or LIBRARY")
     parser.add_argument("--archs", help="the library was built for these only")
     asked = parser.parse_args()
-    archs = asked.archs.split(",") if asked.archs else [*MATRIX.hip_wave64, *MATRIX.hip_wave32]
+    archs = asked.archs.split(",") if asked.archs else MATRIX.hip_architectures()
     failed = False
     for path in asked.files or [None]:
         if path:

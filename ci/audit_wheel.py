@@ -34,9 +34,9 @@ from packaging.utils import parse_wheel_filename
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import matrix
+from matrix import LIBRARY
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = "strata_pa/lib/libstrata_pa.so"
 MODULE = re.compile(r"strata_pa/_core\.cpython-(\d+t?)-(\w+)-linux-gnu\.so")
 MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}  # part of glibc

@@ -7,6 +7,7 @@ python ci/make_docs.py --check    exit status 1 if one is out of date
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
@@ -52,7 +53,7 @@ def platforms_region() -> str:
         ["NumPy", f"{limits.numpys[0]} or newer"],
         ["NVIDIA, machine code for", ", ".join(cards)],
         ["NVIDIA, driver for", f"CUDA {limits.nvcc} or newer"],
-        ["AMD, machine code for", ", ".join((*limits.hip_wave64, *limits.hip_wave32)) + " (x86_64 only; not run on a card)"],
+        ["AMD, machine code for", ", ".join(limits.hip_architectures()) + " (x86_64 only; not run on a card)"],
         ["AMD, runtime of", "ROCm 6.0 or newer"],
     ]
     return report.table(["", "a wheel serves"], rows)
@@ -72,7 +73,7 @@ def matrix_region() -> str:
         wheels.append([f"`{name}`", yes[cell["built"]], yes[cell["audited"]], size, run])
     limits = matrix.load()
     cuda = kernel_table(record["kernels"], [f"sm_{arch}" for arch in limits.cuda_architectures])
-    hip = kernel_table(record["kernels"], [*limits.hip_wave64, *limits.hip_wave32])
+    hip = kernel_table(record["kernels"], limits.hip_architectures())
     return "\n\n".join(
         [
             f"From `{path.relative_to(report.ROOT)}`, {record['date'][:10]}, commit {record['commit'][:12]}; later changes are not in it.",
@@ -86,7 +87,7 @@ def matrix_region() -> str:
     )
 
 
-def kernel_table(cells: dict[str, dict], archs: list[str]) -> str:
+def kernel_table(cells: dict[str, dict], archs: Sequence[str]) -> str:
     """A row for each architecture, a column for each kernel that any of them has."""
     names = list(dict.fromkeys(name for key in cells for name, arch in [key.split()] if arch in archs))
 

@@ -18,6 +18,7 @@ else:
     import tomli as tomllib
 
 PATH = Path(__file__).with_name("matrix.toml")
+LIBRARY = "strata_pa/lib/libstrata_pa.so"  # in a wheel
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,12 @@ class Matrix:
     platforms: dict[str, str]
     hardware: dict[str, str]
 
+    def hip_architectures(self) -> tuple[str, ...]:
+        return (*self.hip_wave64, *self.hip_wave32)
+
     def architectures(self) -> tuple[int | str, ...]:
         """Of both vendors."""
-        return (*self.cuda_architectures, *self.hip_wave32, *self.hip_wave64)
+        return (*self.cuda_architectures, *self.hip_architectures())
 
     def tag(self, machine: str) -> str:
         """The wheels' platform tag: "manylinux_2_17_x86_64"."""

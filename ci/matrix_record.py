@@ -115,7 +115,7 @@ def main() -> int:
     codes = audit_images.read(library)
     want = audit_images.expected(limits.cuda_architectures)
     wrong = audit_images.problems(codes, want)
-    amd, amd_archs = audit_code_objects.read(library), (*limits.hip_wave64, *limits.hip_wave32)
+    amd, amd_archs = audit_code_objects.read(library), limits.hip_architectures()
     amd_wrong = audit_code_objects.problems(amd, amd_archs)
     gpu = [json.loads(path.read_text()) for path in asked.gpu]
     ran = {arch: {name: card for name, card in cards.items() if name not in asked.changed} for arch, cards in ran_on(gpu).items()}
