@@ -109,6 +109,14 @@ void meet(Meeting& m, int index, int size, const char* what, void* mine, Work wo
   ++m.held;
 }
 
+const int* exchange(Meeting& m, int x, const char* what, const void* pc) {
+  static int shown[kMostThreads / kWarp][2][kWarp];  // two: some lanes may come to the next exchange while others read
+  int* const lanes = shown[current / kWarp][m.held & 1];
+  lanes[current % kWarp] = x;
+  meet(m, static_cast<int>(current % kWarp), kWarp, what, nullptr, nullptr, pc);
+  return lanes;
+}
+
 void fail(const std::string& text) {
   complaint = "thread " + std::to_string(current) + ": " + text;
   leave();

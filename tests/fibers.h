@@ -19,6 +19,9 @@ struct Meeting {
 using Work = void (*)(void* const* brought);
 void meet(Meeting& m, int index, int size, const char* what, void* mine = nullptr, Work work = nullptr, const void* pc = nullptr);
 
+// Where a warp meets: every lane's x, by its place in the warp. Good until the warp's next exchange.
+const int* exchange(Meeting& m, int x, const char* what, const void* pc = nullptr);
+
 // Until x is no longer `value`. what, pc: for a complaint.
 void wait_while(const unsigned& x, unsigned value, const char* what, const void* pc = nullptr);
 std::string place(const void* pc);  // in its library: "@0x1234"

@@ -7,12 +7,19 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import strategies as st
 
+import strata_pa
+
 PORTABLE = json.loads((Path(__file__).parent / "golden" / "portable.json").read_text())["cases"]
 KERNELS = ("fp32", "imma", "exact")
 
 
 def same_bytes(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def paged(kv):
+    """The cache of a reference's or a random problem's arrays."""
+    return strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
 
 
 def random_kv(rng, n_seq, max_pages, n_kv, page_size, dim, group, layout="HND", spare=2):

@@ -17,7 +17,7 @@ import pytest
 from capi import Failed, call, context, plan, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import KERNELS, PORTABLE, SPECS, build, same_bytes
+from problems import KERNELS, PORTABLE, SPECS, build, paged, same_bytes
 from small import cache, queries
 
 import strata_pa
@@ -185,7 +185,7 @@ def test_golden_digests(cpu, name, kernel):
 def test_random_problems(spec, dtype, kernel):
     q, kv, options = build(spec)
     q = q.astype(dtype)
-    cached = strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
+    cached = paged(kv)
     want = strata_pa.prompt_attention(q, cached, kernel=kernel, return_lse=True, **options)
     with context() as where:
         out, lse = answer(where, q, kv, kernel, lse=True, **options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import KERNELS, PORTABLE, SPECS, build, random_kv, random_q, same_bytes
+from problems import KERNELS, PORTABLE, SPECS, build, paged, random_kv, random_q, same_bytes
 
 import strata_pa
 from strata_pa import reference
@@ -25,10 +25,6 @@ kernels = pytest.mark.parametrize("kernel", KERNELS)
 def isa(request, monkeypatch):
     monkeypatch.setenv("STRATA_PA_FORCE_ISA", request.param)
     return request.param
-
-
-def paged(kv):
-    return strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, layout=kv.layout)
 
 
 def attention(q, kv, **options):

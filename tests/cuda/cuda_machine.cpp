@@ -103,7 +103,6 @@ unsigned syncwarps[fibers::kMostThreads / 32];
 memory_order::Clock block_clocks[2], warp_clocks[fibers::kMostThreads / 32][2];
 Thread threads[fibers::kMostThreads];
 Warpgroup warpgroups[fibers::kMostThreads / 128];
-int exchanges[fibers::kMostThreads / 32][2][32];
 std::map<uint32_t, Barrier> barriers;
 std::vector<Late> late;
 uint32_t shared_bytes;
@@ -330,14 +329,7 @@ void named_barrier(int n, int threads, bool wait) {
   else if (wait) fibers::wait_while(b.held, b.held, names[n], HERE);
   if (wait) memory_order::acquire(clock);
 }
-const int* exchange(int x) {
-  const int warp = static_cast<int>(fibers::current) / 32, turn = static_cast<int>(warp_meetings[warp].held & 1);
-  meet_warp("an exchange of the warp", &x, [](void* const* all) {
-    const int w = static_cast<int>(fibers::current) / 32, to = static_cast<int>(warp_meetings[w].held & 1);
-    for (int i = 0; i < 32; ++i) exchanges[w][to][i] = *static_cast<int*>(all[i]);
-  });
-  return exchanges[warp][turn];
-}
+const int* exchange(int x) { return fibers::exchange(warp_meetings[fibers::current / 32], x, "an exchange of the warp", HERE); }
 void copy16(uint32_t to, const void* from) {
   shared(to, 16, 16);
   check_global(from, 16);

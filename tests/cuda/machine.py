@@ -38,18 +38,8 @@ def compiler_options(sm):
     places = [x for place in (ROOT, ROOT / "tests", ROOT / "tests" / "hip", ROOT / "tests" / "cuda") for x in ("-I", place)]
     new = int(subprocess.run(["g++", "-dumpversion"], capture_output=True, text=True, check=True).stdout.split(".")[0]) >= 12
     noise = ["-ftrivial-auto-var-init=pattern"] if new else []
-    return (
-        *(
-            "-g",
-            "-march=native",
-            "-ffp-contract=off",
-            "-fno-strict-aliasing",
-            "-fno-extern-tls-init",
-            "-fno-gnu-unique",
-            "-fvisibility=default",
-        ),
-        *("-Wno-unknown-pragmas", f"-D__CUDA_ARCH__={sm}0", *features, *noise, *places),
-    )
+    options = "-g -march=native -ffp-contract=off -fno-strict-aliasing -fno-extern-tls-init -fno-gnu-unique -fvisibility=default"
+    return (*options.split(), "-Wno-unknown-pragmas", f"-D__CUDA_ARCH__={sm}0", *features, *noise, *places)
 
 
 class Tiles(ctypes.Structure):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from machine import Machine, on_card
-from problems import PORTABLE, SPECS, build, same_bytes
+from problems import PORTABLE, SPECS, build, paged, same_bytes
 
 import strata_pa
 from strata_pa import _core
@@ -53,10 +53,6 @@ def card(driver, machine):
     machine.hook(made)
     made.sm = machine.sm
     return made
-
-
-def paged(kv):
-    return strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
 
 
 def without_repeats(options):

@@ -10,7 +10,7 @@ import pytest
 from fake import Params, answer_on_the_cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import KERNELS, SPECS, build, same_bytes
+from problems import KERNELS, SPECS, build, paged, same_bytes
 
 import strata_pa
 from strata_pa import _core, cli
@@ -51,18 +51,12 @@ def card(driver):
 def test_random_problems_reach_the_kernels_whole(card, spec, dtype):
     q, kv, options = build(spec)
     q = q.astype(dtype)
-    there, kv_there, options_there = to_device(
-        q, strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout), options, "cuda:0"
-    )
+    there, kv_there, options_there = to_device(q, paged(kv), options, "cuda:0")
     for kernel in KERNELS:
-        want = strata_pa.prompt_attention(q, kv_there_host(kv), kernel=kernel, **options)
+        want = strata_pa.prompt_attention(q, paged(kv), kernel=kernel, **options)
         out = DeviceArray(np.full(q.shape, np.nan, dtype), 0)
         strata_pa.prompt_attention(there, kv_there, kernel=kernel, out=out, **options_there)
         assert same_bytes(out.read(), want), kernel
-
-
-def kv_there_host(kv):
-    return strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
 
 
 def test_strided_arrays(card):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from on_gpu import Placed, device, digest
-from problems import SPECS, build, same_bytes
+from problems import SPECS, build, paged, same_bytes
 
 import strata_pa
 from strata_pa._device import DeviceArray, ordinal_of, to_device
@@ -69,7 +69,7 @@ def test_switches(kernel, monkeypatch):
 @given(SPECS, st.sampled_from([np.float32, np.float16]))
 def test_random_problems(spec, dtype):
     q, kv, options = build(spec)
-    q, kv = q.astype(dtype), strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
+    q, kv = q.astype(dtype), paged(kv)
     there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
     for kernel in KERNELS:
         want = strata_pa.prompt_attention(q, kv, kernel=kernel, **options)

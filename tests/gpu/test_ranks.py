@@ -8,7 +8,7 @@ from groups import check_digests, run_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from on_gpu import device
-from problems import PORTABLE, SPECS, build, same_bytes
+from problems import PORTABLE, SPECS, build, paged, same_bytes
 from test_partial import neighbour, numbers, parts
 
 import strata_pa
@@ -46,7 +46,7 @@ def test_states_are_those_of_the_cpu(spec, loud, bad):
     q *= np.float32(loud)
     q[rng.random(q.shape) < bad] = np.inf
     kv.v_scale[rng.random(kv.v_scale.shape) < bad] = np.nan
-    host = strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
+    host = paged(kv)
     q_there, kv_there, options_there = place(q, kv, options)
     anchors = strata_pa.exact_anchors(q, host, **options)
     anchors_there = strata_pa.exact_anchors(q_there, kv_there, **options_there)

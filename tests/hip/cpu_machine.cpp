@@ -12,7 +12,6 @@ constexpr uint32_t kMostShared = strata_pa::hip::kMaxShared, kCanary = 4096;
 
 using Kernel = void (*)(const strata_pa::cuda::Params&);
 fibers::Meeting block_meeting, warp_meetings[fibers::kMostThreads / 32];
-int exchanged[fibers::kMostThreads / 32][2][32];
 int threads;
 Kernel kernel;
 const strata_pa::cuda::Params* params;
@@ -26,14 +25,7 @@ unsigned block_index;
 
 void block_barrier() { fibers::meet(block_meeting, static_cast<int>(thread()), threads, "a barrier"); }
 
-const int* exchange(int x) {
-  const int warp = static_cast<int>(thread()) / 32, turn = static_cast<int>(warp_meetings[warp].held & 1);
-  fibers::meet(warp_meetings[warp], static_cast<int>(thread() % 32), 32, "a shuffle", &x, [](void* const* all) {
-    const int w = static_cast<int>(thread()) / 32, to = static_cast<int>(warp_meetings[w].held & 1);
-    for (int i = 0; i < 32; ++i) exchanged[w][to][i] = *static_cast<int*>(all[i]);
-  });
-  return exchanged[warp][turn];
-}
+const int* exchange(int x) { return fibers::exchange(warp_meetings[thread() / 32], x, "a shuffle"); }
 
 void check_global(const void*, size_t) {}
 void atomic(void*, size_t, const void*) {}

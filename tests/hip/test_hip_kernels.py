@@ -8,7 +8,7 @@ import pytest
 from fake_hip import KERNELS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import PORTABLE, SPECS, build, same_bytes
+from problems import PORTABLE, SPECS, build, paged, same_bytes
 
 import strata_pa
 from strata_pa._device import on_device, to_device
@@ -23,10 +23,6 @@ def on_card(q, kv, kernel, options):
     call = make_call(there, kv_there, kernel=kernel, **options_there)
     assert call.run(out, lse)["kernel"] == kernel
     return out.read(), lse.read()
-
-
-def paged(kv):
-    return strata_pa.PagedKV(kv.k, kv.v, kv.k_scale, kv.v_scale, kv.page_table, kv.layout)
 
 
 CASES = ["tiny", "widths", *(pytest.param(name, marks=pytest.mark.slow) for name in ("page17", "layer0"))]
