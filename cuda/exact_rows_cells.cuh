@@ -7,8 +7,8 @@
 namespace strata_pa {
 namespace cuda {
 
-// Levels stand as FP32 numbers beside the cells; a cell that has a scale that is not finite has one that cannot be.
-constexpr float kBadLevel = 1000.0f, kLeastLevel = -1000.0f;
+// A cell that has a scale that is not finite has a level that cannot be, with every score that a word holds more than half of it.
+constexpr int kBadLevel = 1000, kLeastLevel = -1000;
 
 // An item's queries: of one sequence, first .. end - 1.
 struct RowsOf {
@@ -54,7 +54,7 @@ struct Reach {
 // `count` neighbouring scales.
 template <int count>
 struct Scales {
-  static constexpr int kRecord = rows::record_bytes(count);
+  static constexpr int kRecord = rows::record_bytes(count), kVPlaces = rows::v_places(count);
   uint16_t x[count];
   __device__ Scales() {
 #pragma unroll
@@ -75,22 +75,25 @@ struct Scales {
     for (int i = 0; i < count; ++i) all &= half_is_finite(x[i]);
     return all;
   }
-  __device__ float level() const {
+  __device__ int level() const {
     uint32_t top = 0;
 #pragma unroll
     for (int i = 0; i < count; ++i) top = max(top, static_cast<uint32_t>(x[i] & 0x7fff));
     const float f = half_to_float(static_cast<uint16_t>(top));
-    return top == 0 ? kLeastLevel : static_cast<float>(((__float_as_int(f) + 0x7fffff) >> 23) - 127);
+    return top == 0 ? kLeastLevel : ((__float_as_int(f) + 0x7fffff) >> 23) - 127;
   }
 };
 
 // Where 16 cells of v_scale stand, so that an MMA fragment's four are neighbours.
 __device__ __forceinline__ int v_scale_place(int i) { return (i & ~15) + (i >> 1 & 3) * 4 + (i & 1) + (i >> 3 & 1) * 2; }
 
-// Writes entry i of a list of records: a cell of the sequence, or -1. False: a query of the mask sees it and a scale is not finite.
+// Writes entry i of a list of records: a cell of the sequence, or -1, and a mask of the queries that see it. `heads` KV heads from kv on have
+// the same list, `apart` from each other. Flagged, where flags are wanted: the heads that have a scale there that is not finite.
 template <int groups>
-__device__ __forceinline__ bool write_cell(const Params& p, const int32_t* table, int kv, unsigned char* records, int i, int cell, uint32_t mask) {
-  unsigned char* const record = records + static_cast<int64_t>(i >> 6) * Scales<groups>::kRecord;
+__device__ __forceinline__ void write_cell(const Params& p, const Rows& w, const int32_t* table, int kv, int heads, unsigned char* records, int64_t apart, int i,
+                                           int cell, uint32_t mask, int32_t* flags) {
+  constexpr int kRecord = Scales<groups>::kRecord, kVPlaces = Scales<groups>::kVPlaces;
+  unsigned char* record = records + static_cast<int64_t>(i >> 6) * kRecord;
   const int position = i & 63;
   Place at{0, 0};
   bool there = false;
@@ -100,22 +103,28 @@ __device__ __forceinline__ bool write_cell(const Params& p, const int32_t* table
     there = static_cast<uint32_t>(physical) < static_cast<uint32_t>(p.pages);
     if (there) at = Place{physical, cell - page * p.page_size};
   }
-  Scales<groups> k, v;
-  if (there) {
-    k.load(p.k_scale + kv * p.k_scale_stride.head + offset(p.k_scale_stride, at));
-    v.load(p.v_scale + kv * p.v_scale_stride.head + offset(p.v_scale_stride, at));
-  }
-  const bool finite = k.finite() && v.finite();
-  if (!finite) k = v = Scales<groups>();
-  reinterpret_cast<uint32_t*>(record)[position] = static_cast<uint32_t>(offset(p.k_stride, at) >> 4);
-  reinterpret_cast<uint32_t*>(record + rows::kVPlaces)[position] = static_cast<uint32_t>(offset(p.v_stride, at) >> 4);
-  reinterpret_cast<uint32_t*>(record + rows::kMasks)[position] = there ? mask : 0;
-  reinterpret_cast<float*>(record + rows::kLevels)[position] = finite ? v.level() : kBadLevel;
-  uint16_t* const k_to = reinterpret_cast<uint16_t*>(record + rows::kScales) + position;
-  uint16_t* const v_to = reinterpret_cast<uint16_t*>(record + rows::kScales + 128 * groups) + v_scale_place(position);
+  const uint32_t k_place = static_cast<uint32_t>(offset(p.k_stride, at) >> 4), v_place = static_cast<uint32_t>(offset(p.v_stride, at) >> 4);
+  const uint16_t* k_scale = p.k_scale + kv * p.k_scale_stride.head + offset(p.k_scale_stride, at);
+  const uint16_t* v_scale = p.v_scale + kv * p.v_scale_stride.head + offset(p.v_scale_stride, at);
+#pragma unroll 1
+  for (int head = 0; head < heads; ++head) {
+    Scales<groups> k, v;
+    if (there) k.load(k_scale), v.load(v_scale);
+    const bool finite = k.finite() && v.finite();
+    if (!finite) {
+      k = v = Scales<groups>();
+      if (flags) flags[head] = 1;
+    }
+    reinterpret_cast<uint32_t*>(record - rows::kBefore * kRecord)[position] = k_place;
+    reinterpret_cast<uint32_t*>(record - w.v_ahead * kRecord + kVPlaces)[position] = v_place;
+    reinterpret_cast<uint32_t*>(record + rows::kMasks)[position] = there ? mask : 0;
+    reinterpret_cast<int*>(record + rows::kLevels)[position] = finite ? v.level() : kBadLevel;
+    uint16_t* const k_to = reinterpret_cast<uint16_t*>(record + rows::kScales) + position;
+    uint16_t* const v_to = reinterpret_cast<uint16_t*>(record + kVPlaces + 256) + v_scale_place(position);
 #pragma unroll
-  for (int g = 0; g < groups; ++g) k_to[g * 64] = k.x[g], v_to[g * 64] = v.x[g];
-  return finite || !there;
+    for (int g = 0; g < groups; ++g) k_to[g * 64] = k.x[g], v_to[g * 64] = v.x[g];
+    record += apart, k_scale += p.k_scale_stride.head, v_scale += p.v_scale_stride.head;
+  }
 }
 
 // Calls f with the number of groups of a cell as a constant.
@@ -133,19 +142,21 @@ __device__ __forceinline__ void clear(const Rows& w) {
     to[i] = make_uint4(0, 0, 0, 0);
 }
 
-// One block per item. The context goes by windows; in each, a mask of 1, 2 or 4 bytes per cell gathers the queries' bits.
+// One block per item, or per tile where its KV heads share their lists (w.heads of them). The context goes by windows; in each, a mask of 1, 2 or
+// 4 bytes per cell gathers the queries' bits.
 __device__ __forceinline__ void lists_kernel(const Params& p, const Rows& w) {
   extern __shared__ uint4 seen[];
   __shared__ int warp_sum[16], twice;
   constexpr int kThreads = rows::kListThreads;
   uint32_t* const words = reinterpret_cast<uint32_t*>(seen);
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
-  const int item = w.first_item + static_cast<int>(blockIdx.x);
+  const int item = w.first_item + static_cast<int>(blockIdx.x) * w.heads;
   const RowsOf own(p, w, item);
   const int size = w.queries <= 8 ? 0 : w.queries <= 16 ? 1 : 2;  // log2 of a mask's bytes
   const int window = rows::kListShared >> size, kv_len = p.seq[own.sequence].kv_len, groups = w.groups;
   const int32_t* const table = p.page_table + own.sequence * p.page_table_stride;
-  unsigned char* const records = w.records + static_cast<int64_t>(blockIdx.x) * w.item_tiles * w.record_bytes;
+  const int64_t apart = static_cast<int64_t>(rows::kBefore + w.item_tiles) * w.record_bytes;  // of the heads' records
+  unsigned char* const records = w.records + static_cast<int>(blockIdx.x) * w.heads * apart + rows::kBefore * w.record_bytes;
   auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * w.record_bytes + rows::kMasks) + (i & 63); };
   if (tid == 0) {
     twice = 0;
@@ -224,7 +235,7 @@ __device__ __forceinline__ void lists_kernel(const Params& p, const Rows& w) {
   }
   __syncthreads();
   const bool left = twice != 0;
-  if (tid == 0) w.flags[item] = left, w.counts[item] = total;
+  if (tid < w.heads) w.flags[item + tid] = left, w.counts[item + tid] = total;
   if (left) return;
   __syncthreads();
   with_groups(groups, [&](auto constant) {
@@ -232,7 +243,7 @@ __device__ __forceinline__ void lists_kernel(const Params& p, const Rows& w) {
       const uint32_t* const from = slot(i);
       const bool real = i < total;
       const int cell = real ? static_cast<int>(from[(rows::kLevels - rows::kMasks) / 4]) : -1;
-      if (!write_cell<decltype(constant)::value>(p, table, own.kv, records, i, cell, real ? from[0] : 0)) w.flags[item] = 1;
+      write_cell<decltype(constant)::value>(p, w, table, own.kv, w.heads, records, apart, i, cell, real ? from[0] : 0, w.flags + item);
     }
   });
 }
@@ -250,8 +261,8 @@ __device__ __forceinline__ void cells_kernel(const Params& p, const Rows& w) {
   const int cell = (tile - w.first_record[s]) * 64 + (i & 63);
   with_groups(groups, [&](auto constant) {
     constexpr int N = decltype(constant)::value;
-    write_cell<N>(p, p.page_table + s * p.page_table_stride, kv, w.records + static_cast<int64_t>(kv) * w.record_tiles * w.record_bytes, i,
-                  cell < p.seq[s].kv_len ? cell : -1, ~0u);
+    unsigned char* const records = w.records + (static_cast<int64_t>(kv) * (rows::kBefore + w.record_tiles) + rows::kBefore) * w.record_bytes;
+    write_cell<N>(p, w, p.page_table + s * p.page_table_stride, kv, 1, records, 0, i, cell < p.seq[s].kv_len ? cell : -1, ~0u, nullptr);
   });
 }
 

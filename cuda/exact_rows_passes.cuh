@@ -1,4 +1,4 @@
-// The two passes of exact's tiles of rows over an item's cells, scores with anchors and then the sums, and the kernel. See exact_tile_sm80.cuh.
+// The two passes of exact's tiles of rows over an item's cells: scores and anchors, then the sums; and the kernel. See exact_tile_sm80.cuh.
 #pragma once
 #include "exact_tile_sm80.cuh"
 
@@ -21,17 +21,17 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
   __syncthreads();
   const uint32_t base = shared_address(stages());
   auto issue = [](int i, uint32_t to, const auto& places) {
+    const unsigned char* const record = kept().records + static_cast<uint32_t>(i) * static_cast<uint64_t>(kRecord);
     copy_codes(to, kept().k, places);
-    const unsigned char* const record = kept().records + static_cast<int64_t>(i) * kRecord;
-    copy_bytes<512 + 128 * kGroups>(to + kCodes + 256, record + rows::kMasks);
-    if (i + kAhead < kept().stop) copy_bytes<256>(to + kCodes, record + kAhead * kRecord);
+    copy_run<kVPlaces>(to + kCodes, record);
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    if (state().begin + i < state().stop) issue(state().begin + i, base + i * kScoreStage, InRecord{state().records + static_cast<int64_t>(state().begin + i) * kRecord});
+    if (state().begin + i < state().stop) issue(state().begin + i, base + i * kScoreStage, InRecord{state().records + (static_cast<int64_t>(state().begin + i) - kAhead) * kRecord});
     commit_copies();
   }
-  float top[2] = {kMinusInf, kMinusInf}, raised[2] = {kMinusInf, kMinusInf};
+  float top[2] = {kMinusInf, kMinusInf};
+  int raised[2] = {};  // greatest n + level, and what z below has beside n
   uint32_t at = base;
   for (int i = kept().begin; i < kept().stop; ++i) {
     land_copies<kAhead - 1>();
@@ -48,7 +48,7 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
       const uint32_t codes = at + (c0 + (lane & 7)) * kRowBytes + (lane >> 3) * 16;
       const uint16_t* const ks = reinterpret_cast<const uint16_t*>(here + kCodes + 768) + c0 + (lane & 3) * 2;
       int h[2][4], l[2][4], m[2][4];
-      constexpr int magic[4] = {kStart, kStart, kStart, kStart}, zero[4] = {};
+      constexpr int magic[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits}, zero[4] = {};
 #pragma unroll
       for (int k64 = 0; k64 < D / 64; ++k64) {
         uint32_t b[2][4];
@@ -84,7 +84,7 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
               const float k0 = half_to_float(static_cast<uint16_t>(pair)), k1 = half_to_float(static_cast<uint16_t>(pair >> 16));
 #pragma unroll
               for (int e = 0; e < 4; ++e) {
-                const float y = __fmul_rn(joined(h[n][e], l[n][e], m[n][e]), e < 2 ? f0 : f1);
+                const float y = __fmul_rn(join_half_magic(h[n][e], l[n][e] * 256 + m[n][e]), e < 2 ? f0 : f1);
                 x[n][e] = group == 0 ? __fmul_rn(y, e & 1 ? k1 : k0) : __fmaf_rn(y, e & 1 ? k1 : k0, x[n][e]);
               }
             }
@@ -96,33 +96,26 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const int cell = c0 + n * 8 + now.t * 2;
-        uint2 mask = *reinterpret_cast<const uint2*>(here + kCodes + 256 + cell * 4);
-        float2 level = *reinterpret_cast<const float2*>(here + kCodes + 512 + cell * 4);
-        if (fmaxf(level.x, level.y) == kBadLevel) {  // a bad row's item is another kernel's
-          const uint32_t both = bit0 | bit1;  // perhaps of a query that does not see it: that costs time alone
-          if ((level.x == kBadLevel && mask.x & both) || (level.y == kBadLevel && mask.y & both)) state().bad = 1;
-          if (level.x == kBadLevel) level.x = kLeastLevel;
-          if (level.y == kBadLevel) level.y = kLeastLevel;
-        }
-        uint32_t masks[4] = {mask.x, mask.y, mask.x, mask.y};
+        const uint2 mask = *reinterpret_cast<const uint2*>(here + kCodes + 256 + cell * 4);
+        const int2 level = *reinterpret_cast<const int2*>(here + kCodes + 512 + cell * 4);
         if (edge) {
           const int number = state().first_cell + i * 64 + cell;
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int2 reach = state().reach[row0 + (e >> 1) * 8];
-            if (number + (e & 1) < reach.x || number + (e & 1) > reach.y) masks[e] = 0;
+            if (number + (e & 1) < reach.x || number + (e & 1) > reach.y) x[n][e] = kMinusInf;
           }
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           constexpr float magic = kMagic - 127.0f;  // its low bits hold n - 127
-          const bool on = (masks[e] & (e < 2 ? bit0 : bit1)) != 0;
+          const bool on = ((e & 1 ? mask.y : mask.x) & (e < 2 ? bit0 : bit1)) != 0;
           float y = on ? x[n][e] : kMinusInf;
           top[e >> 1] = fmaxf(top[e >> 1], y);
           y = fmaxf(y, kLowestScore);
-          const float z = __fadd_rn(y, magic), whole = __fsub_rn(z, magic);
-          out[e >> 1][n * 2 + (e & 1)] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, whole)), z)));
-          raised[e >> 1] = fmaxf(raised[e >> 1], __fadd_rn(whole, e & 1 ? level.y : level.x));
+          const float z = __fadd_rn(y, magic);
+          out[e >> 1][n * 2 + (e & 1)] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, __fsub_rn(z, magic))), z)));
+          raised[e >> 1] = __viaddmax_s32(__float_as_int(z), e & 1 ? level.y : level.x, raised[e >> 1]);
         }
       }
       unsigned char* const to = kept().words + static_cast<uint32_t>(i * rows::kWordBytes + ((c0 >> 4) * 192 + now.tile * 64 + now.lane) * 16);
@@ -137,11 +130,13 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
 #pragma unroll
     for (int o = 1; o < 4; o <<= 1) {
       top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], o));
-      raised[r] = fmaxf(raised[r], __shfl_xor_sync(~0u, raised[r], o));
+      raised[r] = max(raised[r], __shfl_xor_sync(~0u, raised[r], o));
     }
+    const int level = raised[r] - kMagicBits + 127;
+    if (level > kBadLevel / 2) state().bad = 1;  // also for a cell that no query sees: that costs time alone
     if (me.t == 0 && top[r] != kMinusInf) {
       atomicMax(&state().tops[0][me.tile * 16 + me.g + 8 * r], ordered(top[r]));
-      atomicMax(&state().tops[1][me.tile * 16 + me.g + 8 * r], ordered(raised[r]));
+      atomicMax(&state().tops[1][me.tile * 16 + me.g + 8 * r], ordered(static_cast<float>(level)));
     }
   }
 }
@@ -149,17 +144,19 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
 template <int D, int G>
 __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
   constexpr int kStages = kSumStages, kAhead = kStages - 1, kOwn = G < 64 ? 2 : 1;  // groups of a warp
+  constexpr int kVScales = kCodes + 256, kWords = kVScales + 128 * kGroups;
   const uint32_t base = shared_address(stages());
   auto issue = [](int i, uint32_t to, const auto& places) {
+    const unsigned char* const words = kept().words + static_cast<uint32_t>(i * rows::kWordBytes + thread() * 16);
+    const unsigned char* const record = kept().records + static_cast<uint32_t>(i) * static_cast<uint64_t>(kRecord);
     copy_codes(to, kept().v, places);
-    copy_bytes<rows::kWordBytes>(to + kCodes + 256, kept().words + static_cast<int64_t>(i) * rows::kWordBytes);
-    const unsigned char* const record = kept().records + static_cast<int64_t>(i) * kRecord;
-    copy_bytes<128 * kGroups>(to + kCodes + 256 + rows::kWordBytes, record + rows::kScales + 128 * kGroups);
-    if (i + kAhead < kept().stop) copy_bytes<256>(to + kCodes, record + kAhead * kRecord + rows::kVPlaces);
+    copy_run<256 + 128 * kGroups>(to + kCodes, record + kVPlaces);
+#pragma unroll
+    for (int j = 0; j < rows::kWordBytes; j += kThreads * 16) copy16(to + kWords + j + thread() * 16, words + j);
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    if (state().begin + i < state().stop) issue(state().begin + i, base + i * kSumStage, InRecord{state().records + static_cast<int64_t>(state().begin + i) * kRecord + rows::kVPlaces});
+    if (state().begin + i < state().stop) issue(state().begin + i, base + i * kSumStage, InRecord{state().records + (static_cast<int64_t>(state().begin + i) - kAhead) * kRecord + kVPlaces});
     commit_copies();
   }
 #pragma unroll
@@ -176,7 +173,7 @@ __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
 #pragma unroll
     for (int r = 0; r < kSumRows; ++r) {
       const Who me;
-      const uint32_t word = kCodes + 256 + (me.tile * 64 + me.lane) * 16;
+      const uint32_t word = kWords + (me.tile * 64 + me.lane) * 16;
       unsigned long long& sum = state().running[r][slot()];
       unsigned long long more = 0;
       int c[4];
@@ -198,8 +195,8 @@ __device__ __forceinline__ void RowsBlock<D, G>::sums(int (&plane)[4][8][4]) {
 #pragma unroll 1  // unrolled, it costs registers that are not there
       for (int k = 0; k < 2; ++k) {
         const Who me(kOwn == 2 ? before.tid : thread());  // places anew: there are no registers for them
-        const uint32_t anchor = anchor_of(me), word = kCodes + 256 + (me.tile * 64 + me.lane) * 16;
-        const uint32_t scale = kCodes + 256 + rows::kWordBytes + me.share * 64 / G * 128 + me.t * 8, code = me.lane * kRowBytes + me.share * 64;
+        const uint32_t anchor = anchor_of(me), word = kWords + (me.tile * 64 + me.lane) * 16;
+        const uint32_t scale = kVScales + me.share * 64 / G * 128 + me.t * 8, code = me.lane * kRowBytes + me.share * 64;
         uint32_t a[4][4];
 #pragma unroll
         for (int b = 0; b < 2; ++b) {

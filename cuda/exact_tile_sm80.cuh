@@ -27,7 +27,7 @@ extern __shared__ __align__(128) unsigned char raw_rows[];
 template <int D, int G>
 struct RowsBlock {
   static constexpr int kRows = rows::kRows, kThreads = D / 2 * 3, kGroups = D / G, kShare = D / 64;  // warps of the same 16 rows
-  static constexpr int kRowBytes = rows::row_bytes(D), kChunks = D / 16, kCodes = rows::kCells * kRowBytes, kRecord = rows::record_bytes(kGroups);
+  static constexpr int kRowBytes = rows::row_bytes(D), kChunks = D / 16, kCodes = rows::kCells * kRowBytes, kRecord = rows::record_bytes(kGroups), kVPlaces = rows::v_places(kGroups);
   static constexpr int kScoreStage = rows::score_stage(D, kGroups), kSumStage = rows::sum_stage(D, kGroups), kSumStages = rows::sum_stages(D);
   static constexpr int kStageBytes = rows::stages_bytes(D, kGroups);
   // q's digits lie at the end of the stages; the last one stays there where registers do not hold all three.
@@ -75,7 +75,8 @@ struct RowsBlock {
   struct Who {  // tile: the warp's 16 rows; share: its part of the cells or dims
     const int tid, lane, tile, share, g, t;
     __device__ Who() : Who(thread()) {}
-    __device__ explicit Who(int x) : tid(x), lane(x & 31), tile((x >> 5) / kShare), share((x >> 5) % kShare), g(lane >> 2), t(lane & 3) {}
+    // Unsigned: a division is a shift.
+    __device__ explicit Who(int x) : tid(x), lane(x & 31), tile(static_cast<uint32_t>(x) / (32 * kShare)), share(static_cast<uint32_t>(x) / 32 % kShare), g(lane >> 2), t(lane & 3) {}
   };
 
   // Takes on split `part` of item i; the block meets afterwards. False: it is another kernel's.
@@ -86,8 +87,8 @@ struct RowsBlock {
     const Reach low(p, own.sequence, own.first), high(p, own.sequence, own.end - 1);
     const int first_cell = p.ids ? 0 : low.first & ~63;
     const int steps = p.ids ? (w.counts[i] + 63) >> 6 : high.last < first_cell ? 0 : ((high.last - first_cell) >> 6) + 1;
-    const int64_t record = p.ids ? static_cast<int64_t>(i - w.first_item) * w.item_tiles
-                                 : static_cast<int64_t>(own.kv) * w.record_tiles + w.first_record[own.sequence] + (first_cell >> 6);
+    const int64_t record = rows::kBefore + (p.ids ? static_cast<int64_t>(i - w.first_item) * (rows::kBefore + w.item_tiles)
+                                                  : static_cast<int64_t>(own.kv) * (rows::kBefore + w.record_tiles) + w.first_record[own.sequence] + (first_cell >> 6));
     const int each = (steps + w.splits - 1) / w.splits;
     if (tid == 0) {
       state().item = i, state().kv = own.kv, state().query = own.first, state().end = own.end, state().first_cell = first_cell;
@@ -157,39 +158,35 @@ struct RowsBlock {
   template <class Places>
   static __device__ __forceinline__ void copy_codes(uint32_t to, const int8_t* pool, const Places& from) {
     constexpr int kPass = kThreads / kChunks;  // 24
-    const int tid = thread(), chunk = tid % kChunks, cell = tid / kChunks;
-    pool += chunk * 16, to += chunk * 16 + cell * kRowBytes;
-    copy16(to, pool + static_cast<uint64_t>(from(cell)) * 16);
-    copy16(to + kPass * kRowBytes, pool + static_cast<uint64_t>(from(cell + kPass)) * 16);
-    if (cell < 64 - 2 * kPass) copy16(to + 2 * kPass * kRowBytes, pool + static_cast<uint64_t>(from(cell + 2 * kPass)) * 16);
+    const uint32_t tid = thread(), chunk = tid % kChunks, cell = tid / kChunks;
+    to += chunk * 16 + cell * kRowBytes;
+    const int8_t* const base = pool + chunk * 16;
+    // All loads before the first copy: the machine code of one after loads of shared memory begins with three idle ones.
+    const bool third = cell < 64 - 2 * kPass;
+    const uint32_t place[3] = {from(cell), from(cell + kPass), third ? from(cell + 2 * kPass) : 0};
+    copy16(to, sixteenths(base, place[0]));
+    copy16(to + kPass * kRowBytes, sixteenths(base, place[1]));
+    if (third) copy16(to + 2 * kPass * kRowBytes, sixteenths(base, place[2]));
   }
   // Where the places of a step stand: of one of the first in its record, later beside the codes of a step before.
   struct InRecord {
     const unsigned char* at;
-    __device__ __forceinline__ uint32_t operator()(int cell) const { return reinterpret_cast<const uint32_t*>(at)[cell]; }
+    __device__ __forceinline__ uint32_t operator()(uint32_t cell) const { return reinterpret_cast<const uint32_t*>(at)[cell]; }
   };
   struct InStage {
     uint32_t at;
-    __device__ __forceinline__ uint32_t operator()(int cell) const {
+    __device__ __forceinline__ uint32_t operator()(uint32_t cell) const {
       uint32_t x;
       load_shared(x, at + cell * 4);
       return x;
     }
   };
-  // `bytes` of the global memory.
+  // `bytes` of a record.
   template <int bytes>
-  static __device__ __forceinline__ void copy_bytes(uint32_t to, const unsigned char* from) {
-    const int tid = thread();
-#pragma unroll
-    for (int i = 0; i < (bytes / 16 + kThreads - 1) / kThreads; ++i) {
-      const int j = (i * kThreads + tid) * 16;
-      if (bytes % (kThreads * 16) == 0 || j < bytes) copy16(to + j, from + j);
-    }
+  static __device__ __forceinline__ void copy_run(uint32_t to, const unsigned char* from) {
+    static_assert(bytes <= kThreads * 16, "");
+    if (const uint32_t at = thread() * 16; at < bytes) copy16(to + at, from + at);
   }
-
-  // A score's part from the sums over the dims of one group.
-  static constexpr int kStart = D == 256 ? 0 : kMagicBits;  // of h; a constant in four registers where it is not 0
-  static __device__ __forceinline__ float joined(int h, int l, int m) { return kStart ? join_half_magic(h, l * 256 + m) : A::join(h, l * 256 + m); }
 
   // Scores of the steps begin .. stop - 1, as words; the anchors' maxima.
   __device__ void scores();

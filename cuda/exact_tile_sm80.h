@@ -3,7 +3,8 @@
 //
 // | step    | symbol                       | block | what                                                                      |
 // | ------- | ---------------------------- | ----- | ------------------------------------------------------------------------- |
-// | kLists  | strata_rows_lists            | 512   | with ids: per item the union of its queries' cells, as records            |
+// | kLists  | strata_rows_lists            | 512   | with ids: per item the union of its queries' cells, as records; one block |
+// |         |                              |       | for all KV heads that share their lists                                   |
 // | kCells  | strata_rows_cells            | 256   | without: records of every cell of the context, per KV head                |
 // | kTiles  | strata_exact_rows_d{D}_g{G}  | 3D/2  | scores as words and anchors, the sums, or for each item one after another |
 // | kRest   | strata_exact_d{D}_g{G}       | D/2   | the plain form, of the queries of flagged items alone                     |
@@ -20,7 +21,7 @@ namespace strata_pa {
 namespace cuda {
 
 struct Rows {
-  unsigned char* records;  // ids: [items of a round][item_tiles], else [n_kv][record_tiles]; of record_bytes each
+  unsigned char* records;  // ids: [items of a round][kBefore + item_tiles], else [n_kv][kBefore + record_tiles]; of record_bytes each
   unsigned char* words;    // [blocks, or items of a round][item_tiles][kWordBytes]
   int32_t* counts;         // [items]: cells of an item; with ids
   int32_t* flags;          // [items]: 1: left to the last kernel
@@ -36,22 +37,27 @@ struct Rows {
   int32_t first_item, end_item;    // of the round
   int32_t splits, phases;          // phases: 1 scores, 2 sums
   int32_t groups, record_bytes;    // of a cell's scales; of a record
+  int32_t v_ahead;                 // how many records before its own a cell's place of V stands
+  int32_t heads;                   // KV heads of a block that makes lists: all where they share theirs
   int32_t first_tile[kMaxSequences], first_record[kMaxSequences];
 };
 
 namespace rows {
 constexpr int kRows = 48, kCells = 64, kListThreads = 512, kCellThreads = 256;
 constexpr int kMostListQueries = 32;  // bits of a mask
-// Of 64 cells: places of K and of V in 16 bytes, masks, levels (FP32), k_scale [groups][64], v_scale [groups][64].
-constexpr int kVPlaces = 256, kMasks = 512, kLevels = 768, kScales = 1024;
-constexpr int record_bytes(int groups) { return kScales + 256 * groups; }
+// Of 64 cells: places of K in 16 bytes, masks, levels, k_scale [groups][64]; places of V, v_scale [groups][64]. The places are those of a later
+// record, whose codes are copied when this one has landed: what a stage needs is one run of bytes.
+constexpr int kMasks = 256, kLevels = 512, kScales = 768;
+constexpr int v_places(int groups) { return kScales + 128 * groups; }
+constexpr int record_bytes(int groups) { return 2 * v_places(groups) - kScales + 256; }
 constexpr int kWordBytes = kRows * kCells * 4;
-// Stages: codes, places of a later tile, then masks, levels and k_scale, or words and v_scale.
+// Stages: codes and that run of a record, with the sums words as well.
 constexpr int row_bytes(int dim) { return dim + 16; }
 constexpr int score_stage(int dim, int groups) { return kCells * row_bytes(dim) + 256 + 512 + 128 * groups; }
 constexpr int sum_stage(int dim, int groups) { return kCells * row_bytes(dim) + 256 + kWordBytes + 128 * groups; }
 constexpr int kScoreStages = 4;
 constexpr int sum_stages(int dim) { return dim == 256 ? 3 : 2; }
+constexpr int kBefore = kScoreStages - 1;  // records before a list's first one, for places alone
 constexpr int state_bytes(int dim) { return 4096 + 12 * dim; }
 constexpr int stages_bytes(int dim, int groups) {
   const int scores = kScoreStages * score_stage(dim, groups), sums = sum_stages(dim) * sum_stage(dim, groups), digits = 3 * kRows * row_bytes(dim);
@@ -113,9 +119,9 @@ inline bool serves(const Params& p, int64_t pool_bytes, const Budget& budget = {
   return r.tiles > 0 && int64_t{r.item_tiles} * kWordBytes <= budget.words && int64_t{r.tiles} * p.n_kv < (int64_t{1} << 31);
 }
 
-// How long a launch of `items` of `tiles` each takes on `blocks` blocks, split into s: in tiles of one block.
-inline int64_t cost(int64_t items, int64_t tiles, int64_t blocks, int64_t s) {
-  return ceil_div(items * s, blocks) * (ceil_div(tiles, s) + 2 + (s > 1 ? 2 : 0));
+// How long a launch of `items` of `tiles` each takes on `blocks` blocks, split into s: in tiles of one block. Splits add `outs` numbers an item.
+inline int64_t cost(int64_t items, int64_t tiles, int64_t blocks, int64_t s, int64_t outs) {
+  return ceil_div(items * s, blocks) * (ceil_div(tiles, s) + 2) + (s > 1 ? 2 + items * s * outs / 100000 : 0);
 }
 
 // Calls launch(Launch, Rows) for each launch in order; returns the workspace's bytes. `at` may be null to ask for the size alone.
@@ -126,24 +132,28 @@ int64_t plan(const Params& p, int dim, int32_t processors, int32_t max_shared, u
   const bool lists = p.ids != nullptr;
   Rows r = {};
   shape(p, r);
-  r.groups = groups, r.record_bytes = record_bytes(groups);
+  r.groups = groups, r.record_bytes = record_bytes(groups), r.v_ahead = sum_stages(dim) - 1;
   const int64_t items = int64_t{r.tiles} * p.n_kv, words = int64_t{r.item_tiles} * kWordBytes;
   int64_t per_processor = max_shared / (shared_bytes(dim, groups) + 1024);
   if (per_processor > blocks_per_processor(dim)) per_processor = blocks_per_processor(dim);
   if (per_processor < 1) per_processor = 1;
   const int64_t blocks = processors * per_processor;
 
+  // A list's cells are mostly its neighbours', too.
+  const int64_t listed = ceil_div(int64_t{p.cap} << p.granularity_log2, kCells), tiles = lists && listed * 3 / 2 < r.item_tiles ? listed * 3 / 2 : r.item_tiles;
+  const int64_t outs = int64_t{r.queries < p.n_q ? r.queries : p.n_q} * p.heads_per_kv * dim;
   int64_t round = items;
-  if (lists && round * r.item_tiles * r.record_bytes > budget.records) {
-    round = budget.records / (int64_t{r.item_tiles} * r.record_bytes);
+  const int64_t list = (int64_t{kBefore} + r.item_tiles) * r.record_bytes;
+  if (lists && round * list > budget.records) {
+    round = budget.records / list;
     if (round < 1) round = 1;
   }
-  int64_t splits = 1, best = cost(round, r.item_tiles, blocks, 1);
+  int64_t splits = 1, best = cost(round, tiles, blocks, 1, outs);
   bool together = (round < blocks ? round : blocks) * words <= budget.words && (lists || round == items) && r.item_tiles <= kMostUnitTiles;
   int64_t split_round = budget.words / words < round ? budget.words / words : round;
   int64_t least = ceil_div(r.item_tiles, kMostUnitTiles), split_best = -1;
   for (int64_t s = least; s <= r.item_tiles && s <= 4 * blocks; ++s) {
-    const int64_t c = cost(split_round, r.item_tiles, blocks, s);
+    const int64_t c = cost(split_round, tiles, blocks, s, outs);
     if (split_best < 0 || c < split_best) split_best = c, splits = s;
     if (split_round * s > 8 * blocks && s > least) break;
   }
@@ -154,10 +164,12 @@ int64_t plan(const Params& p, int dim, int32_t processors, int32_t max_shared, u
     round = split_round;
   }
   r.splits = static_cast<int32_t>(splits);
+  r.heads = lists && p.ids_head_stride == 0 && round >= p.n_kv && r.tiles >= processors && p.n_kv <= kListThreads ? p.n_kv : 1;
+  round = round / r.heads * r.heads;
 
   int64_t used = 0;
   auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += up(bytes, 256); return x; };
-  r.records = take((lists ? round * r.item_tiles : int64_t{p.n_kv} * r.record_tiles) * record_bytes(groups));
+  r.records = take(lists ? round * list : p.n_kv * (int64_t{kBefore} + r.record_tiles) * r.record_bytes);
   r.words = take((together ? (round < blocks ? round : blocks) : round) * words);
   r.counts = reinterpret_cast<int32_t*>(take(lists ? items * 4 : 0));
   r.flags = reinterpret_cast<int32_t*>(take(items * 4));
@@ -178,7 +190,7 @@ int64_t plan(const Params& p, int dim, int32_t processors, int32_t max_shared, u
   for (int64_t first = 0; first < items; first += round) {
     const int64_t end = first + round < items ? first + round : items;
     r.first_item = static_cast<int32_t>(first), r.end_item = static_cast<int32_t>(end);
-    if (lists) launch(Launch{kLists, static_cast<uint32_t>(end - first), kListThreads, kListShared}, r);
+    if (lists) launch(Launch{kLists, static_cast<uint32_t>((end - first) / r.heads), kListThreads, kListShared}, r);
     else if (first == 0) launch(Launch{kCellsOnly, static_cast<uint32_t>((1 + r.record_tiles * kCells / kCellThreads) * p.n_kv), kCellThreads, 0}, r);
     if (together) {
       r.phases = 3;

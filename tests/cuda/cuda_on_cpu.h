@@ -171,6 +171,7 @@ inline int __reduce_max_sync(uint32_t, int x) {
 namespace strata_pa {
 namespace cuda {
 
+inline const void* sixteenths(const void* base, uint32_t x) { return static_cast<const unsigned char*>(base) + uint64_t{x} * 16; }
 inline int thread_now() { return static_cast<int>(threadIdx.x); }
 inline int lane_now() { return thread_now() & 31; }
 inline void hide(int&) {}

@@ -51,7 +51,10 @@ class Tiles(ctypes.Structure):
 class Rows(ctypes.Structure):
     """The beginning of cuda/exact_tile_sm80.h's."""
 
-    _fields_ = (*fields(u64, "records words counts flags next cleared tops sums outs done cleared_bytes"), *fields(i32, "queries tiles"))
+    _fields_ = (
+        *fields(u64, "records words counts flags next cleared tops sums outs done cleared_bytes"),
+        *fields(i32, "queries tiles item_tiles record_tiles first_item end_item splits phases groups record_bytes v_ahead heads"),
+    )
 
 
 def line_of(lib, place):
@@ -97,7 +100,8 @@ class Machine:
         return re.sub(r"@(0x[0-9a-f]+)", lambda place: line_of(lib, place[1]), complaint)
 
     def hook(self, driver):
-        """Launches on the driver's cards are computed. driver.flags: of each call in tiles, those left to the plain form."""
+        """Launches on the driver's cards are computed. driver.flags: of each call in tiles, those left to the plain form; driver.plans: how
+        the launches of exact_tile_sm80 go about it, (splits, phases, heads)."""
         owns = ctypes.cast(driver.lib.fake_owns, ctypes.c_void_p)
 
         def launched(launch, parameters):
@@ -105,6 +109,9 @@ class Machine:
             file = next(file for start, file in FILES.items() if symbol.startswith(start))
             complaint = self.run(self.library(ROOT / "cuda" / f"{file}.cu"), launch, parameters, owns)
             assert not complaint, f"{symbol}: {complaint}"
+            if symbol.startswith("strata_exact_rows_"):
+                rows = Rows.from_address(parameters[1])
+                driver.plans.append((rows.splits, rows.phases, rows.heads))
             kind = Tiles if symbol.startswith("strata_exact_rest_") else Rows if file == "exact_sm80" else None
             if kind and (lists := kind.from_address(parameters[1])).flags:
                 count = lists.tiles * Params.from_address(parameters[0]).n_kv
@@ -122,7 +129,7 @@ def on_card(driver, q, kv, kernel, options):
     size = strata_pa.plan(there, kv_there, kernel=kernel, **options_there).workspace_bytes
     workspace = on_device(np.full(size, 0xA5, np.uint8), "cuda:0") if size else None
     driver.forget()
-    driver.flags = []
+    driver.flags, driver.plans = [], []
     try:
         call.run(out, lse, False, workspace)
     except strata_pa.Error:

@@ -155,6 +155,32 @@ def test_random_problems(card, spec, dtype, repeats):
         check(card, q.astype(dtype), kv, kernel, options)
 
 
+@general
+@pytest.mark.parametrize("dim_group", [(64, 32), *marked_slow((128, 64), (256, 64))])
+@pytest.mark.parametrize(
+    ("lists", "processors", "plan"),
+    [  # (split, both passes in one launch, lists of all KV heads by one block)
+        (None, 1, (False, True, False)),
+        (None, 40, (True, False, False)),
+        ("shared", 1, (False, True, True)),
+        ("shared", 40, (True, False, False)),
+        ("per head", 1, (False, True, False)),
+        ("per head", 40, (True, False, False)),
+    ],
+)
+def test_plans_of_tiles(card, lists, processors, plan, dim_group):
+    spec = {
+        "seed": 11, "dim_group": dim_group, "n_kv": 2, "n_rep": 12, "page_size": 3, "layout": "HND",
+        "sequences": [(12, 1500), (0, 70), (2, 40)], "absent": 0.02, "causal": True, "window_left": -1, "lists": lists,
+        "granularity": 1, "cap": 200, "widths": False, "varlen": True,
+    }  # fmt: skip
+    card.lib.fake_processors(processors)
+    q, kv, options = build_lists(spec, False)
+    check(card, q, kv, "exact", options)
+    assert {(splits > 1, phases == 3, heads > 1) for splits, phases, heads in card.plans} == {plan}
+    assert not np.any(card.flags)
+
+
 @pytest.mark.parametrize("lists", [None, "shared"])
 def test_values_that_are_not_finite(card, lists):
     spec = {
