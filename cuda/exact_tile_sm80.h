@@ -119,9 +119,9 @@ inline bool serves(const Params& p, int64_t pool_bytes, const Budget& budget = {
   return r.tiles > 0 && int64_t{r.item_tiles} * kWordBytes <= budget.words && int64_t{r.tiles} * p.n_kv < (int64_t{1} << 31);
 }
 
-// How long a launch of `items` of `tiles` each takes on `blocks` blocks, split into s: in tiles of one block. Splits add `outs` numbers an item.
-inline int64_t cost(int64_t items, int64_t tiles, int64_t blocks, int64_t s, int64_t outs) {
-  return ceil_div(items * s, blocks) * (ceil_div(tiles, s) + 2) + (s > 1 ? 2 + items * s * outs / 100000 : 0);
+// How long a launch of `items` of `tiles` each takes on `blocks` blocks, split into s: in tiles of one block.
+inline int64_t cost(int64_t items, int64_t tiles, int64_t blocks, int64_t s) {
+  return ceil_div(items * s, blocks) * (ceil_div(tiles, s) + 2 + (s > 1 ? 2 : 0));
 }
 
 // Calls launch(Launch, Rows) for each launch in order; returns the workspace's bytes. `at` may be null to ask for the size alone.
@@ -139,21 +139,18 @@ int64_t plan(const Params& p, int dim, int32_t processors, int32_t max_shared, u
   if (per_processor < 1) per_processor = 1;
   const int64_t blocks = processors * per_processor;
 
-  // A list's cells are mostly its neighbours', too.
-  const int64_t listed = ceil_div(int64_t{p.cap} << p.granularity_log2, kCells), tiles = lists && listed * 3 / 2 < r.item_tiles ? listed * 3 / 2 : r.item_tiles;
-  const int64_t outs = int64_t{r.queries < p.n_q ? r.queries : p.n_q} * p.heads_per_kv * dim;
   int64_t round = items;
   const int64_t list = (int64_t{kBefore} + r.item_tiles) * r.record_bytes;
   if (lists && round * list > budget.records) {
     round = budget.records / list;
     if (round < 1) round = 1;
   }
-  int64_t splits = 1, best = cost(round, tiles, blocks, 1, outs);
+  int64_t splits = 1, best = cost(round, r.item_tiles, blocks, 1);
   bool together = (round < blocks ? round : blocks) * words <= budget.words && (lists || round == items) && r.item_tiles <= kMostUnitTiles;
   int64_t split_round = budget.words / words < round ? budget.words / words : round;
   int64_t least = ceil_div(r.item_tiles, kMostUnitTiles), split_best = -1;
   for (int64_t s = least; s <= r.item_tiles && s <= 4 * blocks; ++s) {
-    const int64_t c = cost(split_round, tiles, blocks, s, outs);
+    const int64_t c = cost(split_round, r.item_tiles, blocks, s);
     if (split_best < 0 || c < split_best) split_best = c, splits = s;
     if (split_round * s > 8 * blocks && s > least) break;
   }
