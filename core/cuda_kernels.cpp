@@ -39,31 +39,35 @@ int64_t pool_bytes(const Problem& p) {
   return std::max(span(p.k_stride), span(p.v_stride));
 }
 
-// The parameters of exact's tiled form, where it serves the problem on this card.
+// The parameters of exact's tiled form for sm_90, where it serves the problem on this card.
 bool tiled(KernelId id, const Problem& p, const Device& device, Params& x) {
-  if (id != KernelId::kExact || p.n_q == 0 || p.n_seq != 1 || p.head_dim != 256 || p.n_q > kInt32Max / p.n_kv) return false;
+  if (id != KernelId::kExact || p.n_q == 0 || p.n_seq != 1 || p.n_q > kInt32Max / p.n_kv) return false;
   const Image* image = find_image(kTileImage);
-  if (!image || choose(Vendor::kNvidia, device.sm, *image).kind != Choice::kCubin || device.card->max_shared < static_cast<int>(tile::kSharedBytes)) return false;
+  const Card& card = *device.card;
+  const int dim = static_cast<int>(p.head_dim);
+  if (!image || choose(Vendor::kNvidia, device.sm, *image).kind != Choice::kCubin || card.max_shared < static_cast<int>(tile::shared_bytes(dim))) return false;
   x = whole_params(p, score_scale(id, p.sm_scale));
   set_rows(x, p, 0, p.n_q, 0, 1);
-  return tile::serves(x, pool_bytes(p));
+  return tile::serves(x, dim, card.processors, pool_bytes(p));
 }
 
 // False, and nothing launched, where the driver does not take its functions: the plain form gives the same bytes.
 bool launch_tiled(const Problem& p, const Device& device, const Launch& launch, Params& x) {
   Card& card = *device.card;
   Tiles t = {};
-  tile::plan(x, card.processors, static_cast<unsigned char*>(launch.workspace), t);
-  const Config plain = config(KernelId::kExact, x, 256);
+  const int dim = static_cast<int>(p.head_dim);
+  tile::plan(x, dim, card.processors, static_cast<unsigned char*>(launch.workspace), t);
+  const Config plain = config(KernelId::kExact, x, dim);
+  const std::string geometry = text("_d", dim, "_g", x.group);
   struct Step {
-    const char* name;
+    std::string name;
     uint32_t grid, block, shared_bytes;
     Function f;
   };
   Step steps[] = {p.ids ? Step{"strata_tile_union", tile::union_grid(x, t), tile::kUnionThreads, tile::union_shared_bytes(x), {}}
                         : Step{"strata_tile_cells", tile::cells_grid(x), tile::kCellsThreads, 0, {}},
-                  {"strata_exact_tile_d256_g64", static_cast<uint32_t>(t.blocks), tile::kThreads, tile::kSharedBytes, {}},
-                  {"strata_exact_rest_d256_g64", tile::rest_grid(x, t, card.processors), plain.block, plain.shared_bytes, {}}};
+                  {"strata_exact_tile" + geometry, static_cast<uint32_t>(t.blocks), tile::kThreads, tile::shared_bytes(dim), {}},
+                  {"strata_exact_rest" + geometry, tile::rest_grid(x, t, card.processors), plain.block, plain.shared_bytes, {}}};
   for (Step& s : steps) {
     s.f = card.function(*find_image(kTileImage), s.name, s.shared_bytes);
     if (!s.f.reason.empty()) return false;
@@ -161,7 +165,7 @@ std::string prepare(KernelId id, const char* image, const Problem& p, const Devi
 int64_t workspace(KernelId id, const Problem& p, const Device& device) {
   Params x;
   Tiles t;
-  if (tiled(id, p, device, x)) return tile::plan(x, device.card->processors, nullptr, t);
+  if (tiled(id, p, device, x)) return tile::plan(x, static_cast<int>(p.head_dim), device.card->processors, nullptr, t);
   int64_t most = 0;
   x = whole_params(p, score_scale(id, p.sm_scale));
   for_each_launch(p, kInt32Max, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {

@@ -17,18 +17,23 @@ struct Span {
   }
 };
 
-constexpr int kBadCell = 16;     // bit of a level's word beside the mask: a scale is not finite
-constexpr int kNoLevel = -128;   // below every anchor
-constexpr int kMaskShift = 28;   // of a cell in a list that is being made
+// Levels stand as FP32 numbers; a cell that has a scale that is not finite has one that cannot be.
+constexpr float kBadLevel = 1000.0f, kLeastLevel = -1000.0f;
+constexpr int kMaskShift = 18;  // of a cell in a list that is being made
+static_assert(tile::kMostCells <= 1 << kMaskShift, "");
 
-// V's cells lie so that the MMA fragments of V (transposed by ldmatrix) and of the weights agree.
-__device__ __forceinline__ int v_row(int position) {
-  return (position & ~15) + (position >> 1 & 1) * 8 + (position >> 2 & 3) * 2 + (position & 1);
-}
+// A cell's place among the words of its 16: a thread of the scores holds cells i and i + 8 and stores them side by side.
+__device__ __forceinline__ int word_place(int i) { return (i & ~15) + (i & 7) * 2 + (i >> 3 & 1); }
+// V's cells lie so that the fragments of V (transposed by ldmatrix) and of the weights agree; `place`: among the words.
+__device__ __forceinline__ int v_row(int place) { return (place & ~15) + (place >> 1 & 1) * 8 + (place >> 2 & 3) * 2 + (place & 1); }
 
-__device__ __forceinline__ uint2 load_scales4(const uint16_t* at) {
-  if ((reinterpret_cast<uintptr_t>(at) & 7) == 0) return __ldg(reinterpret_cast<const uint2*>(at));
-  return make_uint2(__ldg(at) | __ldg(at + 1) << 16, __ldg(at + 2) | __ldg(at + 3) << 16);
+// A cell's scales: 1, 2 or 4 neighbours.
+__device__ __forceinline__ uint2 load_scales(const uint16_t* at, int groups) {
+  if (groups == 4 && (reinterpret_cast<uintptr_t>(at) & 7) == 0) return __ldg(reinterpret_cast<const uint2*>(at));
+  uint2 x = make_uint2(__ldg(at), 0);
+  if (groups > 1) x.x |= static_cast<uint32_t>(__ldg(at + 1)) << 16;
+  if (groups > 2) x.y = __ldg(at + 2) | static_cast<uint32_t>(__ldg(at + 3)) << 16;
+  return x;
 }
 __device__ __forceinline__ bool any_not_finite(uint2 h) {
   auto pair = [](uint32_t x) { return (x & 0x7c00u) == 0x7c00u || (x & 0x7c000000u) == 0x7c000000u; };
@@ -43,27 +48,31 @@ __device__ __forceinline__ int page_of(const Params& p, int cell) {
   return static_cast<uint32_t>(physical) < static_cast<uint32_t>(p.pages) ? physical : -1;
 }
 
-// A cell's part of its record; `word`: its mask.
-__device__ __forceinline__ void write_cell(const Params& p, unsigned char* record, int position, Place at, int word, uint2 ks, uint2 vs) {
-  const int row = v_row(position);
-  if (any_not_finite(ks) || any_not_finite(vs)) word |= kBadCell, ks = vs = make_uint2(0, 0);
+// A cell's part of its record. False: a scale is not finite.
+__device__ __forceinline__ bool write_cell(const Params& p, unsigned char* record, int i, Place at, uint32_t mask, uint2 ks, uint2 vs, int groups) {
+  const bool bad = any_not_finite(ks) || any_not_finite(vs);
+  if (bad) ks = vs = make_uint2(0, 0);
   const uint32_t top2 = __vmaxu2(vs.x & 0x7fff7fffu, vs.y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
   const float f = half_to_float(static_cast<uint16_t>(top));
-  const int level = top == 0 ? kNoLevel : ((__float_as_int(f) + 0x7fffff) >> 23) - 127;
-  reinterpret_cast<uint32_t*>(record)[position] = static_cast<uint32_t>(offset(p.k_stride, at) >> 4);
-  reinterpret_cast<uint2*>(record + tile::kKScales)[position] = ks;
-  reinterpret_cast<int*>(record + tile::kLevels)[position] = level * 256 + word;
-  reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[row] = static_cast<uint32_t>(offset(p.v_stride, at) >> 4);
-  uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + position;
-  v[0] = static_cast<uint16_t>(vs.x), v[64] = static_cast<uint16_t>(vs.x >> 16);
-  v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
+  const float level = top == 0 ? kLeastLevel : static_cast<float>(((__float_as_int(f) + 0x7fffff) >> 23) - 127);
+  reinterpret_cast<uint32_t*>(record)[i] = static_cast<uint32_t>(offset(p.k_stride, at) >> 4);
+  reinterpret_cast<uint2*>(record + tile::kKScales)[i] = ks;
+  reinterpret_cast<uint32_t*>(record + tile::kMasks)[i] = mask;
+  reinterpret_cast<float*>(record + tile::kLevels)[i] = bad ? kBadLevel : level;
+  const int place = word_place(i);
+  reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[v_row(place)] = static_cast<uint32_t>(offset(p.v_stride, at) >> 4);
+  uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + place;
+  v[0] = static_cast<uint16_t>(vs.x);
+  if (groups > 1) v[64] = static_cast<uint16_t>(vs.x >> 16);
+  if (groups > 2) v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
+  return !bad || mask == 0;
 }
 
 // Writes N cells' parts of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`. records: the first one's;
-// they are `apart` bytes apart.
+// they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
 template <int N>
 __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int end,
-                                            const int (&cell)[N], const int (&mask)[N]) {
+                                            const int (&cell)[N], const uint32_t (&mask)[N], int groups, int32_t* flags) {
   int page[N];
   Place at[N];
 #pragma unroll
@@ -82,8 +91,8 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
       for (int u = 0; u < N; ++u) {
         ks[h][u] = vs[h][u] = make_uint2(0, 0);
         if (page[u] >= 0 && kv + h < end_kv) {
-          ks[h][u] = load_scales4(p.k_scale + (kv + h) * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]));
-          vs[h][u] = load_scales4(p.v_scale + (kv + h) * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]));
+          ks[h][u] = load_scales(p.k_scale + (kv + h) * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]), groups);
+          vs[h][u] = load_scales(p.v_scale + (kv + h) * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]), groups);
         }
       }
 #pragma unroll
@@ -92,7 +101,8 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
       for (int u = 0; u < N; ++u) {
         const int entry = i + u * step;
         if (entry >= end || kv + h >= end_kv) continue;
-        write_cell(p, records + h * apart + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes, entry & 63, at[u], page[u] >= 0 ? mask[u] : 0, ks[h][u], vs[h][u]);
+        unsigned char* const record = records + h * apart + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes;
+        if (!write_cell(p, record, entry & 63, at[u], page[u] >= 0 ? mask[u] : 0, ks[h][u], vs[h][u], groups) && flags) flags[kv - first_kv + h] = 1;
       }
   }
 }
@@ -102,10 +112,10 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
   __shared__ int warp_sum[16], surplus;
-  constexpr int kThreads = tile::kUnionThreads, kQueries = tile::kQueries;
+  constexpr int kThreads = tile::kUnionThreads;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
-  const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * kQueries;
+  const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * w.queries, end_query = min(first_query + w.queries, p.n_q);
   const int chunks = (p.seq[0].kv_len + 15) >> 4;
   if (tid == 0) {
     surplus = 0;
@@ -114,45 +124,48 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   for (int i = tid; i < chunks; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
   int extra = 0;  // entries less bits
-  int count[kQueries], most = 0;
-#pragma unroll
-  for (int r = 0; r < kQueries; ++r) {
-    const int index = min(first_query + r, p.n_q - 1);
-    count[r] = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
-  }
-#pragma unroll
-  for (int r = 0; r < kQueries; ++r) {
-    const Span span(p, first_query + r);
-    count[r] = first_query + r >= p.n_q || span.last < span.first ? 0 : max(0, min(count[r], p.cap)) << p.granularity_log2;
-    most = max(most, count[r]);
-  }
-  constexpr int U = 2;
+  constexpr int kAtOnce = 4, U = 2;
 #pragma unroll 1
-  for (int e = tid; e < most; e += U * kThreads) {
-    int raw[U][kQueries];
+  for (int query = first_query; query < end_query; query += kAtOnce) {
+    int count[kAtOnce], most = 0;
 #pragma unroll
-    for (int u = 0; u < U; ++u)
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int index = min(query + r, p.n_q - 1);
+      count[r] = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
+    }
 #pragma unroll
-      for (int r = 0; r < kQueries; ++r) {
-        const int at = e + u * kThreads;
-        raw[u][r] = at < count[r] ? __ldg(p.ids + (first_query + r) * p.ids_stride + kv * p.ids_head_stride + (at >> p.granularity_log2)) : -1;
-      }
+    for (int r = 0; r < kAtOnce; ++r) {
+      const Span span(p, query + r);
+      count[r] = query + r >= end_query || span.last < span.first ? 0 : max(0, min(count[r], p.cap)) << p.granularity_log2;
+      most = max(most, count[r]);
+    }
+#pragma unroll 1
+    for (int e = tid; e < most; e += U * kThreads) {
+      int raw[U][kAtOnce];
 #pragma unroll
-    for (int r = 0; r < kQueries; ++r) {
-      const Span span(p, first_query + r);
+      for (int u = 0; u < U; ++u)
 #pragma unroll
-      for (int u = 0; u < U; ++u) {
-        if (static_cast<uint32_t>(raw[u][r]) > static_cast<uint32_t>(span.last >> p.granularity_log2)) continue;
-        const int cell = (raw[u][r] << p.granularity_log2) + (e + u * kThreads & (1 << p.granularity_log2) - 1);
-        if (cell < span.first || cell > span.last) continue;
-        ++extra;
-        atomicOr(reinterpret_cast<uint32_t*>(seen) + (cell >> 2), 1u << (cell & 3) * 8 + r);
+        for (int r = 0; r < kAtOnce; ++r) {
+          const int at = e + u * kThreads;
+          raw[u][r] = at < count[r] ? __ldg(p.ids + (query + r) * p.ids_stride + kv * p.ids_head_stride + (at >> p.granularity_log2)) : -1;
+        }
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r) {
+        const Span span(p, query + r);
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (static_cast<uint32_t>(raw[u][r]) > static_cast<uint32_t>(span.last >> p.granularity_log2)) continue;
+          const int cell = (raw[u][r] << p.granularity_log2) + (e + u * kThreads & (1 << p.granularity_log2) - 1);
+          if (cell < span.first || cell > span.last) continue;
+          ++extra;
+          atomicOr(reinterpret_cast<uint32_t*>(seen) + (cell >> 2), 1u << ((cell & 3) * 8 + query - first_query + r));
+        }
       }
     }
   }
   __syncthreads();
   int mine = 0;
-  auto present = [](uint32_t x) { return x + 0x0f0f0f0fu & 0x10101010u; };
+  auto present = [](uint32_t x) { return x + 0x7f7f7f7fu & 0x80808080u; };  // of up to 7 queries
   for (int i = tid; i < chunks; i += kThreads) {
     const uint4 x = seen[i];
     mine += __popc(present(x.x)) + __popc(present(x.y)) + __popc(present(x.z)) + __popc(present(x.w));
@@ -174,12 +187,12 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     if (i < warp) before += warp_sum[i];
     total += warp_sum[i];
   }
-  const bool left = surplus != 0 || total > w.item_cells;
+  const bool left = surplus != 0;
   if (tid < heads) w.flags[item + tid] = left, w.counts[item + tid] = total;
   if (left) return;
 
   // The list, in the place of the levels; then the records.
-  const int64_t apart = (w.item_cells >> 6) * tile::kRecordBytes;
+  const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
   unsigned char* const records = w.records + item * apart;
   auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + (i & 63); };
   for (int i = tid; i < chunks; i += kThreads) {
@@ -188,34 +201,36 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       for (uint32_t found = present(words[j]); found; found &= found - 1) {
-        const int byte = __ffs(found) >> 3;  // bit 4 of each
-        *slot(before++) = static_cast<uint32_t>(i * 16 + j * 4 + byte) | (words[j] >> 8 * byte & 15u) << kMaskShift;
+        const int byte = (__ffs(found) >> 3) - 1;  // bit 7 of each
+        *slot(before++) = static_cast<uint32_t>(i * 16 + j * 4 + byte) | (words[j] >> 8 * byte & 127u) << kMaskShift;
       }
   }
   __syncthreads();
   constexpr int N = 2;
   const int end = (total + 63) & ~63;
   for (int i = tid; i < end; i += N * kThreads) {
-    int cell[N], mask[N];
+    int cell[N];
+    uint32_t mask[N];
 #pragma unroll
     for (int u = 0; u < N; ++u) {
       const int entry = i + u * kThreads;
       const uint32_t word = entry < total ? *slot(entry) : 0;
       cell[u] = word ? static_cast<int>(word & ((1u << kMaskShift) - 1)) : -1;
-      mask[u] = static_cast<int>(word >> kMaskShift);
+      mask[u] = word >> kMaskShift;
     }
-    write_cells<N>(p, kv, kv + heads, records, apart, i, kThreads, end, cell, mask);
+    write_cells<N>(p, kv, kv + heads, records, apart, i, kThreads, end, cell, mask, w.groups, w.flags + item);
   }
 }
 
 // Without ids: every cell of the context once per KV head, for all tiles; which query sees it the tiles know by its number.
 __device__ __forceinline__ void cells_kernel(const Params& p, const Tiles& w) {
-  const int b = static_cast<int>(blockIdx.x), kv = b % p.n_kv, i = b / p.n_kv * 256 + static_cast<int>(threadIdx.x);
+  const int b = static_cast<int>(blockIdx.x), kv = b % p.n_kv, i = b / p.n_kv * tile::kCellsThreads + static_cast<int>(threadIdx.x);
   if (b == 0 && threadIdx.x == 0) *w.next = 0;
-  const int items = w.tiles * p.n_kv;
-  for (int j = b * 256 + static_cast<int>(threadIdx.x); j < items; j += static_cast<int>(gridDim.x) * 256) w.flags[j] = 0;
-  const int cell[1] = {i < p.seq[0].kv_len ? i : -1}, mask[1] = {15};
-  write_cells<1>(p, kv, kv + 1, w.records + kv * (w.item_cells >> 6) * tile::kRecordBytes, 0, i, 256, static_cast<int>(w.item_cells), cell, mask);
+  const int items = w.tiles * p.n_kv, cells = w.record_tiles * 64;
+  for (int j = b * tile::kCellsThreads + static_cast<int>(threadIdx.x); j < items; j += static_cast<int>(gridDim.x) * tile::kCellsThreads) w.flags[j] = 0;
+  const int cell[1] = {i < p.seq[0].kv_len ? i : -1};
+  const uint32_t mask[1] = {~0u};
+  write_cells<1>(p, kv, kv + 1, w.records + static_cast<int64_t>(kv) * w.record_tiles * tile::kRecordBytes, 0, i, 0, cells, cell, mask, w.groups, nullptr);
 }
 
 }  // namespace cuda

@@ -76,6 +76,9 @@ __device__ __forceinline__ void load_shared2(T& x, T& y, uint32_t at) {
 __device__ __forceinline__ void load_shared4(int (&x)[4], uint32_t at) {
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
+__device__ __forceinline__ void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
 
 // Copies in groups: land_copies waits for all but the `newer` last ones.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from) {

@@ -162,6 +162,19 @@ __device__ __forceinline__ void store_out4(const Params& p, int64_t at, const fl
   }
 }
 
+// Two elements of out from `at`.
+template <int dtype>
+__device__ __forceinline__ void store_out2(const Params& p, int64_t at, const float (&x)[2]) {
+  if constexpr (dtype == 0) {
+    float* out = static_cast<float*>(p.out) + at;
+    if ((reinterpret_cast<uintptr_t>(out) & 7) == 0) *reinterpret_cast<float2*>(out) = make_float2(x[0], x[1]);
+    else out[0] = x[0], out[1] = x[1];
+  } else {
+    uint16_t* out = static_cast<uint16_t*>(p.out) + at;
+    out[0] = to_16_bits<dtype>(x[0]), out[1] = to_16_bits<dtype>(x[1]);
+  }
+}
+
 constexpr int kNaNBits = 0x7fc00000;
 
 }  // namespace cuda

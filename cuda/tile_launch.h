@@ -1,15 +1,16 @@
-// What a host needs to launch the tiled form of exact: its workspace, and four launches on one stream, in this order:
+// What a host needs to launch the tiled form of exact for sm_90 (head_dim D 64, 128, 256, groups of 64 dims): its workspace, and four launches on
+// one stream, in this order:
 //
 // | symbol                       | grid                     | block | dynamic shared memory | parameters      | when            |
 // | ---------------------------- | ------------------------ | ----- | --------------------- | --------------- | --------------- |
 // | strata_tile_union            | union_grid()             | 512   | kv_len, rounded to 16 | Params, Tiles   | ids             |
-// | strata_tile_cells            | n_kv * ceil(kv_len/256)  | 256   | 0                     | Params, Tiles   | no ids          |
-// | strata_exact_tile_d256_g64   | Tiles::blocks            | 384   | kSharedBytes          | Params, Tiles   | always          |
-// | strata_exact_rest_d256_g64   | rest_grid()              | 128   | that of exact         | Params, Tiles   | always          |
+// | strata_tile_cells            | cells_grid()             | 256   | 0                     | Params, Tiles   | no ids          |
+// | strata_exact_tile_d{D}_g64   | Tiles::blocks            | 512   | shared_bytes(D)       | Params, Tiles   | always          |
+// | strata_exact_rest_d{D}_g64   | rest_grid()              | D / 2 | that of exact         | Params, Tiles   | always          |
 //
-// An item is a tile (kQueries neighbouring queries) and a KV head. The first kernel writes, per item or, without ids, per KV head, one record
-// per 64 cells. The last one answers the items that the others flag, query by query: a cell twice in a list, more cells than kept, scores out of
-// the range of one word, values that are not finite. Nothing is allocated or read back.
+// An item is a tile (neighbouring queries, at most 48 rows, or 96 where D is 64) and a KV head. The first kernel writes, per item or, without ids, per
+// KV head, one record per 64 cells. The last one answers the items that the others flag, query by query: a cell twice in a list, scores out of the
+// range of one word, values that are not finite. Nothing is allocated or read back.
 #pragma once
 #include "launch.h"
 
@@ -17,56 +18,95 @@ namespace strata_pa {
 namespace cuda {
 
 struct Tiles {
-  unsigned char* records;  // [items or n_kv][item_cells / 64][kRecordBytes]
-  uint32_t* scores;        // [blocks][item_cells / 64][48][64]
-  int32_t* counts;         // [items]: cells of an item
+  unsigned char* records;  // [items or n_kv][record_tiles][kRecordBytes]
+  unsigned char* words;    // [blocks][item_tiles][row_blocks(D) * kWordBytes]
+  int32_t* counts;         // [items]: cells of an item; with ids
   int32_t* flags;          // [items]: 1: left to the last kernel
   int32_t* next;           // the next item for a block that is done with its first
-  int64_t item_cells;      // kept per item, a multiple of 64
-  int32_t tiles, blocks;
+  int32_t queries, tiles, blocks;
+  int32_t record_tiles, item_tiles;  // of 64 cells
+  int32_t groups;                    // of a cell's scales
 };
 
 namespace tile {
-constexpr int kQueries = 4, kHeads = 12, kRows = kQueries * kHeads;
-constexpr int kThreads = 384, kUnionThreads = 512, kCellsThreads = 256;
-// Of 64 cells: K's places in 16 bytes [64], k_scale [64][4], levels with masks [64], V's places [64], v_scale [4][64].
-constexpr int kKScales = 256, kLevels = 768, kVPlaces = 1024, kVScales = 1280, kRecordBytes = 1792;
-// A stage: 64 cells of codes, their scores, and of a record k_scale and levels, or v_scale.
-constexpr int kCodeBytes = 64 * 256, kWordBytes = kRows * 64 * 4, kStageBytes = kCodeBytes + kWordBytes + 1024, kStages = 6;
-constexpr int kDigitBytes = 3 * kRows * 256;
-constexpr uint32_t kSharedBytes = kDigitBytes + kStages * kStageBytes + 8192;
+constexpr int kRows = 48;  // of a block of rows
+constexpr int kThreads = 512, kUnionThreads = 512, kCellsThreads = 256;
+constexpr int row_blocks(int dim) { return dim == 64 ? 2 : 1; }
+constexpr int halves(int dim) { return dim == 256 ? 2 : 1; }  // of 128 dims
+
+// Of 64 cells: K's places in 16 bytes [64], k_scale [64][4], masks [64], levels (FP32) [64], V's places [64], v_scale [4][64].
+constexpr int kKScales = 256, kMasks = 768, kLevels = 1024, kVPlaces = 1280, kVScales = 1536, kRecordBytes = 2048;
+constexpr int kWordBytes = kRows * 64 * 4;
+
+// The scores: digits of q, then per warpgroup two stages of 64 cells: codes; of a record k_scale to levels, and places of a tile to come.
+constexpr int kScoreStages = 8, kExtraBytes = 1024 + 256;
+constexpr int digit_bytes(int dim) { return row_blocks(dim) * halves(dim) * 3 * kRows * 128; }
+constexpr int code_bytes(int dim) { return halves(dim) * 64 * 128; }
+// The sums, in the same place: weights of 32 cells, bytes of two groups of 64 dims (or of two blocks of rows) by 48 rows.
+constexpr int kWeightBytes = 2 * 4 * kRows * 32, kWeightSlots = 12;
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int first_bytes(int dim) { return larger(digit_bytes(dim) + kScoreStages * (code_bytes(dim) + kExtraBytes), kWeightSlots * kWeightBytes); }
+// Behind them V's codes of 32 cells by 64 dims, per multiplying warpgroup, and the state.
+constexpr int kValueBytes = 32 * 64, kValueSlots = 8;
+constexpr int kStateBytes = 11264;
+constexpr int state_at(int dim) { return first_bytes(dim) + 2 * kValueSlots * kValueBytes; }
+constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at(dim) + kStateBytes); }
+
+constexpr int kMostListQueries = 7;        // bits of a mask in the union's byte per cell
 constexpr int64_t kMostCells = 196608;     // of a context with ids: a byte each in shared memory
 constexpr int64_t kMostEntries = 65536;    // that a query sees: 32-bit sums of 255 * 128 hold 65,793 terms
-constexpr int64_t kMostDense = 16384;      // of a context without ids: the scores of all blocks stay below half a gigabyte
+constexpr int64_t kMostWords = int64_t{1} << 30;  // bytes, of all blocks
 constexpr int64_t kPlaceLimit = int64_t{1} << 36;
 
-inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+inline int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+inline int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// Does it serve the problem? head_dim 256 is known. pool_bytes: what the larger of k and v spans.
-inline bool serves(const Params& p, int64_t pool_bytes) {
-  if (p.seq[0].kv_len > kMostEntries && int64_t{p.cap} << p.granularity_log2 > kMostEntries) return false;
-  return p.group == 64 && p.heads_per_kv == kHeads && p.n_seq == 1 && p.pages > 0 && p.seq[0].kv_len > 0 && pool_bytes <= kPlaceLimit &&
-         p.seq[0].kv_len <= (p.ids ? kMostCells : kMostDense);
+// Fills all but the pointers.
+inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
+  const int64_t kv_len = p.seq[0].kv_len;
+  const int32_t most = row_blocks(dim) * kRows / p.heads_per_kv;
+  t.queries = most < 32 ? most : 32;
+  t.tiles = (p.n_q + t.queries - 1) / t.queries;
+  t.groups = dim / 64;
+  int64_t seen = ceil_div(kv_len, 64), records = seen;
+  if (p.ids) {
+    const int64_t listed = ceil_div(t.queries * (int64_t{p.cap} << p.granularity_log2), 64);
+    if (listed < seen) seen = listed;
+    records = seen;
+  } else if (p.causal && p.window_left >= 0) {
+    const int64_t reach = ceil_div(int64_t{p.window_left} + t.queries, 64) + 1;
+    if (reach < seen) seen = reach;
+  }
+  t.item_tiles = static_cast<int32_t>(seen), t.record_tiles = static_cast<int32_t>(records);
+  const int64_t items = int64_t{t.tiles} * p.n_kv;
+  t.blocks = static_cast<int32_t>(items < processors ? items : processors);
+}
+
+// Does it serve the problem? pool_bytes: what the larger of k and v spans.
+inline bool serves(const Params& p, int dim, int32_t processors, int64_t pool_bytes) {
+  if (p.group != 64 || p.heads_per_kv > kRows || p.n_seq != 1 || p.pages <= 0 || p.seq[0].kv_len <= 0 || pool_bytes > kPlaceLimit) return false;
+  if (p.seq[0].kv_len > kMostEntries && (!p.ids || int64_t{p.cap} << p.granularity_log2 > kMostEntries)) return false;
+  Tiles t = {};
+  shape(p, dim, processors, t);
+  if (p.ids && (t.queries > kMostListQueries || p.seq[0].kv_len > kMostCells)) return false;
+  return int64_t{t.blocks} * t.item_tiles * row_blocks(dim) * kWordBytes <= kMostWords;
 }
 
 // Sets all of t; returns the workspace's bytes. t's pointers are offsets from `at`, which may be null to ask for the size alone.
-inline int64_t plan(const Params& p, int32_t processors, unsigned char* at, Tiles& t) {
-  t.tiles = (p.n_q + kQueries - 1) / kQueries;
-  const int64_t items = int64_t{t.tiles} * p.n_kv, kv_len = p.seq[0].kv_len;
-  const int64_t most = kQueries * (int64_t{p.cap} << p.granularity_log2);
-  t.item_cells = round_up(p.ids && most < kv_len ? most : kv_len, 64);
-  t.blocks = static_cast<int32_t>(items < processors ? items : processors);
+inline int64_t plan(const Params& p, int dim, int32_t processors, unsigned char* at, Tiles& t) {
+  shape(p, dim, processors, t);
+  const int64_t items = int64_t{t.tiles} * p.n_kv;
   int64_t used = 0;
-  auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += round_up(bytes, 256); return x; };
-  t.records = take((p.ids ? items : p.n_kv) * (t.item_cells / 64) * kRecordBytes);
-  t.scores = reinterpret_cast<uint32_t*>(take(t.blocks * (t.item_cells / 64) * kWordBytes));
+  auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += up(bytes, 256); return x; };
+  t.records = take((p.ids ? items : p.n_kv) * t.record_tiles * kRecordBytes);
+  t.words = take(int64_t{t.blocks} * t.item_tiles * row_blocks(dim) * kWordBytes);
   t.counts = reinterpret_cast<int32_t*>(take(items * 4));
   t.flags = reinterpret_cast<int32_t*>(take(items * 4));
   t.next = reinterpret_cast<int32_t*>(take(4));
   return used;
 }
 
-inline uint32_t union_shared_bytes(const Params& p) { return static_cast<uint32_t>(round_up(p.seq[0].kv_len, 16)); }
+inline uint32_t union_shared_bytes(const Params& p) { return static_cast<uint32_t>(up(p.seq[0].kv_len, 16)); }
 inline uint32_t cells_grid(const Params& p) {
   return static_cast<uint32_t>(p.n_kv * ((p.seq[0].kv_len + kCellsThreads - 1) / kCellsThreads));
 }

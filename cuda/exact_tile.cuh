@@ -1,0 +1,342 @@
+// exact for tiles of neighbouring queries on sm_90 (docs/numerics.md, section 5): the rows of a tile (query and head) walk the union of their cells,
+// once for scores and anchors (here), once for the sums (exact_tile_sums.cuh). The bytes are those of the plain form. See tile_launch.h.
+//
+// Scores come from int8 wgmma, cells by 3 digits x 16 rows. A score s = n + t is kept as one word, the bits of 2^t with n added to its exponent
+// (less 127), so that any anchor is one more addition to it. Words lie as the warps of the sums read them: [32 cells][8 rows][4 of 8 cells].
+#pragma once
+#include "exact_plain.cuh"
+#include "exact_union.cuh"
+#include "hopper.cuh"
+
+namespace strata_pa {
+namespace cuda {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr float kLowestScore = -250.0f, kLowestAnchor = -100.0f, kHighestAnchor = 140.0f;  // of what a word holds; the rest is another kernel's
+constexpr float kLargestFactor = 0x1p60f;  // no score overflows below it
+
+extern __shared__ __align__(1024) unsigned char raw_tile[];
+
+template <int D>
+struct TileBlock {
+  static constexpr int kBlocks = tile::row_blocks(D), kAllRows = kBlocks * tile::kRows, kGroups = D / 64, kHalves = tile::halves(D);
+  static constexpr int kCodes = tile::code_bytes(D), kExtras = tile::kExtraBytes, kStep = 4 / kBlocks;  // kStep: warpgroups of the same rows
+  static constexpr int kBlockDigits = kHalves * 3 * tile::kRows * 128, kUnitBytes = kBlocks * tile::kWordBytes / 2;
+  static constexpr int kDigits = tile::digit_bytes(D), kValues = tile::first_bytes(D), kState = tile::state_at(D);  // places in shared memory
+  static constexpr int kPasses = D == 256 ? 2 : 1;  // of the sums, of two groups each
+
+  struct State {
+    float4 factors[kBlocks][kGroups][3][4];  // of rows 2t, 2t + 1, 8 + 2t, 9 + 2t of 16
+    uint4 bits[kBlocks][3][4];               // of a cell's mask, laid out alike
+    float top[2][16][tile::kRows];           // per warp: greatest n, greatest n + level
+    int4 anchors[kAllRows];                  // what to add to a word and the least sum, for W and for L
+    float units[kAllRows], tops[kAllRows];   // 2^b; the anchor
+    unsigned long long sums[kAllRows];
+    unsigned long long full[tile::kWeightSlots], empty[tile::kWeightSlots];
+    const unsigned char* records;  // the item's
+    int query, end, kv;            // its queries, its KV head
+    int nt;                        // its tiles of 64 cells
+    int first_cell;                // without ids: the number of the first one
+    int item, next, bad;
+    int place;      // how many units of weights the block has made, modulo two rounds of their slots
+    uint32_t seen;  // a bit per query that sees a cell
+  };
+  static_assert(sizeof(State) <= tile::kStateBytes, "");
+  static __device__ __forceinline__ State& state() { return *reinterpret_cast<State*>(raw_tile + kState); }
+
+  static __device__ __forceinline__ const volatile State& kept() { return state(); }  // nothing of it stays in registers
+
+  const Params& p;
+  const Tiles& w;
+
+  __device__ TileBlock(const Params& p, const Tiles& w) : p(p), w(w) {}
+
+  __device__ unsigned char* words() const { return w.words + static_cast<int64_t>(blockIdx.x) * w.item_tiles * (2 * kUnitBytes); }
+  __device__ bool real(int row) const { return row < (kept().end - kept().query) * p.heads_per_kv; }
+  // The place of a row in q or out.
+  __device__ int64_t place_of(int row, int64_t stride, int64_t head_stride) const {
+    return (kept().query + row / p.heads_per_kv) * stride + (kept().kv * p.heads_per_kv + row % p.heads_per_kv) * head_stride;
+  }
+
+  // Takes on item i; the block meets afterwards. False: it is another kernel's.
+  __device__ bool start(int i) {
+    if (p.ids && w.flags[i]) return false;
+    State& s = state();
+    const int tid = thread_now(), kv = i % p.n_kv, query = (w.tiles - 1 - i / p.n_kv) * w.queries;  // late queries first: of a dense prompt they are the long ones
+    const int end = min(query + w.queries, p.n_q);
+    if (tid == 0) {
+      s.query = query, s.end = end, s.kv = kv, s.bad = 0, s.seen = 0;
+      if (p.ids) {
+        s.nt = (w.counts[i] + 63) >> 6;
+        s.first_cell = 0;
+        s.records = w.records + static_cast<int64_t>(i) * w.record_tiles * tile::kRecordBytes;
+      } else {
+        const int last = Span(p, end - 1).last, first_cell = Span(p, query).first & ~63;
+        s.nt = last < first_cell ? 0 : ((last - first_cell) >> 6) + 1;
+        s.first_cell = first_cell;
+        s.records = w.records + (static_cast<int64_t>(kv) * w.record_tiles + (first_cell >> 6)) * tile::kRecordBytes;
+      }
+    }
+    if (tid < kAllRows) {
+      const int row = tid % tile::kRows, place = (row >> 3 & 1) * 2 + (row & 1), nth = tid / p.heads_per_kv;
+      reinterpret_cast<uint32_t*>(&s.bits[tid / tile::kRows][row >> 4][row >> 1 & 3])[place] = nth < end - query ? 1u << nth : 0;
+      s.sums[tid] = 0;
+    }
+    return true;
+  }
+
+  // Digits of q as wgmma's second matrices: of each 16 rows h, l and m; halves of 128 dims.
+  __device__ void digits() {
+    constexpr int kLanes = D / 8, kAtOnce = tile::kThreads / kLanes;  // lanes of a row, rows at once
+    const int tid = thread_now(), part = tid % kLanes;
+#pragma unroll 1
+    for (int i = 0; i < (kAllRows + kAtOnce - 1) / kAtOnce; ++i) {
+      const int row = tid / kLanes + i * kAtOnce;
+      float x[8] = {};
+      if (row < kAllRows && real(row))
+        with_dtype(p, [&](auto dtype) {
+          const int64_t from = place_of(row, p.q_stride, p.q_head_stride) + part * 8;
+          float y[4];
+          load_q4<decltype(dtype)::value>(p, from, y);
+          x[0] = y[0], x[1] = y[1], x[2] = y[2], x[3] = y[3];
+          load_q4<decltype(dtype)::value>(p, from + 4, y);
+          x[4] = y[0], x[5] = y[1], x[6] = y[2], x[7] = y[3];
+        });
+      float top = 0.0f;
+      bool finite = true;
+#pragma unroll
+      for (int u = 0; u < 8; ++u) top = fmaxf(top, fabsf(x[u])), finite &= is_finite(x[u]);
+#pragma unroll
+      for (int o = 1; o < 8; o <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+      const float factor = __fmul_rn(__fmul_rn(top, kInv127), p.score_scale), scale = A::digit_scale(top);
+      if (!finite || !(fabsf(factor) < kLargestFactor)) state().bad = 1;
+      uint32_t digit[3][2] = {};
+#pragma unroll
+      for (int u = 0; u < 8; ++u) {
+        const int low = A::fixed(x[u], scale), middle = low + (kBiasExact & 255), high = low + kBiasExact;
+        digit[0][u >> 2] |= (high >> 16 & 255u) << 8 * (u & 3);
+        digit[1][u >> 2] |= (middle >> 8 & 255u) << 8 * (u & 3);
+        digit[2][u >> 2] |= (low & 255u) << 8 * (u & 3);
+      }
+      if (row >= kAllRows) continue;
+      const int r = row % tile::kRows, chunk = (part & 15) >> 1, block = row / tile::kRows;
+      unsigned char* const to = raw_tile + block * kBlockDigits + (part >> 4) * (3 * tile::kRows * 128) + ((chunk ^ r) & 7) * 16 + (part & 1) * 8;
+#pragma unroll
+      for (int d = 0; d < 3; ++d) *reinterpret_cast<uint2*>(to + ((r >> 4) * 48 + d * 16 + (r & 15)) * 128) = make_uint2(digit[d][0], digit[d][1]);
+      if ((part & 7) == 0) reinterpret_cast<float*>(&state().factors[block][part >> 3][r >> 4][r >> 1 & 3])[(r >> 3 & 1) * 2 + (r & 1)] = factor;
+    }
+  }
+
+  // A thread copies 16 bytes of each of kOwn neighbouring cells: their places.
+  static constexpr int kChunks = D / 16, kOwn = kChunks / 2;
+  struct Cells {
+    uint32_t place[kOwn];
+    __device__ __forceinline__ Cells(const unsigned char* at, int thread) {
+      at += (thread & 127) / kChunks * (kOwn * 4);
+      if constexpr (kOwn == 2) {
+        const uint2 a = *reinterpret_cast<const uint2*>(at);
+        place[0] = a.x, place[1] = a.y;
+      } else {
+#pragma unroll
+        for (int u = 0; u < kOwn; u += 4) {
+          const uint4 a = *reinterpret_cast<const uint4*>(at + u * 4);
+          place[u] = a.x, place[u + 1] = a.y, place[u + 2] = a.z, place[u + 3] = a.w;
+        }
+      }
+    }
+  };
+  // Laid out as matrix() says, in halves of 128 dims.
+  static __device__ __forceinline__ void copy_codes(uint32_t to, const int8_t* pool, const Cells& cells, int thread) {
+    const int chunk = thread % kChunks, first = (thread & 127) / kChunks * kOwn;
+    const int8_t* const from = pool + chunk * 16;
+    to += (chunk >> 3) * 8192 + first * 128;
+    const uint32_t part = ((chunk ^ first) & 7) * 16;
+#pragma unroll
+    for (int u = 0; u < kOwn; ++u) copy16(to + u * 128 + (part ^ u * 16), from + static_cast<uint64_t>(cells.place[u]) * 16);
+  }
+
+  // Bits of the queries that may see a cell by its number.
+  __device__ uint32_t in_reach(int cell) const {
+    const int pos = p.seq[0].kv_len - p.seq[0].q_end + kept().query, ahead = cell - pos;
+    uint32_t mask = ~0u;
+    if (p.causal && ahead > 0) mask = ahead < 32 ? mask << ahead : 0;
+    if (p.window_left >= 0) {
+      const int last = ahead + min(p.window_left, 1 << 30);  // the last query that reaches back to it
+      mask &= last < 0 ? 0 : last < 31 ? (2u << last) - 1 : ~0u;
+    }
+    return mask;
+  }
+
+  // Scores of all cells, as words; the anchors' maxima. A warpgroup takes every kStep-th tile. Of its 16 rows by groups of 64 dims, the products of two
+  // run while those of another are joined.
+  __device__ void scores() {
+    constexpr int kSteps = 3 * kGroups;
+    const int tid = thread_now(), lane = tid & 31, warp = tid >> 5, group = warp >> 2, g = lane >> 2, t = lane & 3;  // group: the warpgroup
+    const int block = group % kBlocks, nt = kept().nt, first_cell = kept().first_cell;
+    const int8_t* const pool = p.k + kept().kv * p.k_stride.head;
+    const unsigned char* const records = kept().records;
+    const uint32_t codes = shared_address(raw_tile) + kDigits + group * 2 * kCodes;
+    const uint32_t extras = kDigits + tile::kScoreStages * kCodes + group * 2 * kExtras;
+    const uint32_t all = kept().end - kept().query < 32 ? (1u << (kept().end - kept().query)) - 1 : ~0u;
+    float top[12], raised[12];
+#pragma unroll
+    for (int u = 0; u < 12; ++u) top[u] = raised[u] = kMinusInf;
+    // Beside the codes of a tile: of its record k_scale, masks, levels; the places of the tile after the next one of this warpgroup.
+    auto issue = [&](int i, int odd, const Cells& cells) {
+      copy_codes(codes + odd * kCodes, pool, cells, tid);
+      const unsigned char* const record = records + static_cast<int64_t>(i) * tile::kRecordBytes;
+      const int j = (tid & 127) * 16;
+      const bool here = j < 1024;
+      if (here || (j < kExtras && i + 2 * kStep < nt))
+        copy16(shared_address(raw_tile) + extras + odd * kExtras + j, here ? record + tile::kKScales + j : record + 2 * kStep * tile::kRecordBytes + j - 1024);
+    };
+    const int begin = group / kBlocks;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int i = begin + odd * kStep;
+      if (i < nt) issue(i, odd, Cells(records + static_cast<int64_t>(i) * tile::kRecordBytes, tid));
+      commit_copies();
+    }
+    const int cell = (warp & 3) * 16 + g;
+    unsigned char* out = words() + begin * (2 * kUnitBytes) + (warp >> 1 & 1) * kUnitBytes + block * 6144 + (g >> 1 & 1) * 512 +
+                         ((g >> 2) + 4 * t + (warp & 1) * 16) * 16 + (g & 1) * 8;
+    const int inner_first = p.ids ? 0 : Span(p, kept().end - 1).first, inner_last = p.ids ? 0x7fffffff : Span(p, kept().query).last;
+    uint32_t seen = 0;
+    bool bad = false;
+    int odd = 0;
+    for (int i = begin; i < nt; i += kStep, odd ^= 1, out += kStep * (2 * kUnitBytes)) {
+      land_copies<1>();
+      fence_async_shared();
+      join_warpgroup(group);
+      const unsigned char* const extra = raw_tile + extras + odd * kExtras;
+      const uint32_t a = __shfl_sync(~0u, codes + odd * kCodes, 0), b = shared_address(raw_tile) + (kBlocks > 1 ? __shfl_sync(~0u, block * kBlockDigits, 0) : 0);
+      int d[2][24];
+      auto multiply = [&](int (&sums)[24], int step) {
+        const int chunk = step / kGroups, part = step % kGroups;
+        const uint32_t ai = a + (part >> 1) * 8192 + (part & 1) * 64, bi = b + (part >> 1) * (3 * tile::kRows * 128) + chunk * (48 * 128) + (part & 1) * 64;
+        wgmma_fence();
+        wgmma(sums, matrix(ai), matrix(bi), 0);
+        wgmma(sums, matrix(ai + 32), matrix(bi + 32), 1);
+        wgmma_commit();
+      };
+      multiply(d[0], 0);
+      multiply(d[1], 1);
+      float k[2][kGroups];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint2 h = *reinterpret_cast<const uint2*>(extra + cell * 8 + r * 64);
+#pragma unroll
+        for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>((part < 2 ? h.x : h.y) >> (part & 1) * 16));
+      }
+      uint32_t mask[2];
+      float level[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        mask[r] = *reinterpret_cast<const uint32_t*>(extra + 512 + cell * 4 + r * 32);
+        level[r] = *reinterpret_cast<const float*>(extra + 768 + cell * 4 + r * 32);
+      }
+      if (const int base = first_cell + i * 64; !p.ids && (base < inner_first || base + 63 > inner_last))
+        mask[0] &= in_reach(base + cell), mask[1] &= in_reach(base + cell + 8);
+      mask[0] &= all, mask[1] &= all;
+      seen |= mask[0] | mask[1];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (level[r] != kBadLevel) continue;
+        bad |= mask[r] != 0;  // a bad row's item is another kernel's
+        level[r] = kLeastLevel;
+      }
+      const bool whole = __all_sync(~0u, mask[0] == all && mask[1] == all);  // no need to look at masks
+
+      float x[8];
+      auto finish = [&](int chunk) {
+        if (!whole) {
+          const uint4 bits = state().bits[block][chunk][t];
+          const uint32_t own[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+          for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kLowestScore;
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          uint32_t kept[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            constexpr float magic = kMagic - 127.0f;  // its low bits hold n - 127
+            const float y = fmaxf(x[n * 4 + e], kLowestScore), z = __fadd_rn(y, magic), integer = __fsub_rn(z, magic);
+            kept[e] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, integer)), z)));
+            const int u = chunk * 4 + n * 2 + (e & 1);
+            top[u] = fmaxf(top[u], integer);
+            raised[u] = fmaxf(raised[u], __fadd_rn(integer, level[e >> 1]));
+          }
+          __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024), make_uint2(kept[0], kept[2]));
+          __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024 + 32), make_uint2(kept[1], kept[3]));
+        }
+      };
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int chunk = step / kGroups, part = step % kGroups;
+        int (&sums)[24] = d[step & 1];
+        if (step == kSteps - 1) wait_for<0>(sums);
+        else wait_for<1>(sums);
+        const float4 f4 = state().factors[block][part][chunk][t];
+        const float f[4] = {f4.x, f4.y, f4.z, f4.w};
+#pragma unroll
+        for (int u = 0; u < 8; ++u) {  // 8-row tile, then as the products lie: rows 2t and 2t + 1 of cell g, then of cell g + 8
+          const float y = __fmul_rn(A::join(sums[u], sums[8 + u] * 256 + sums[16 + u]), f[(u >> 2) * 2 + (u & 1)]), kk = k[u >> 1 & 1][part];
+          x[u] = part == 0 ? __fmul_rn(y, kk) : __fmaf_rn(y, kk, x[u]);
+        }
+        if (step + 2 < kSteps) multiply(sums, step + 2);
+        if (step == kSteps - 1) {
+          const Cells cells(extra + 1024, tid);
+          join_warpgroup(group);
+          if (i + 2 * kStep < nt) issue(i + 2 * kStep, odd, cells);
+          commit_copies();
+        }
+        if (part == kGroups - 1) finish(chunk);
+      }
+    }
+    land_copies<0>();
+    if (bad) state().bad = 1;
+    seen = __reduce_or_sync(~0u, seen);
+    if (lane == 0 && seen) atomicOr(&state().seen, seen);
+#pragma unroll
+    for (int u = 0; u < 12; ++u) {
+#pragma unroll
+      for (int o = 4; o < 32; o <<= 1) {
+        top[u] = fmaxf(top[u], __shfl_xor_sync(~0u, top[u], o));
+        raised[u] = fmaxf(raised[u], __shfl_xor_sync(~0u, raised[u], o));
+      }
+      if (g == 0) {
+        const int row = (u >> 1) * 8 + t * 2 + (u & 1);
+        state().top[0][warp][row] = top[u], state().top[1][warp][row] = raised[u];
+      }
+    }
+  }
+
+  __device__ void anchors() {
+    const int tid = thread_now();
+    if (tid >= kAllRows) return;
+    State& s = state();
+    const int block = tid / tile::kRows, row = tid % tile::kRows;
+    float top = kMinusInf, raised = kMinusInf;
+    for (int i = 0; i < 16; ++i)
+      if ((i >> 2) % kBlocks == block) top = fmaxf(top, s.top[0][i][row]), raised = fmaxf(raised, s.top[1][i][row]);
+    const bool any = real(tid) && (s.seen >> tid / p.heads_per_kv & 1);
+    if (any && !(top >= kLowestAnchor && top <= kHighestAnchor)) s.bad = 1;
+    const int anchor = any ? static_cast<int>(top) : 0, base = any ? static_cast<int>(fmaxf(kBFloor, __fsub_rn(raised, top))) : 0;
+    // Terms of 2^-95 or less are 0 in L, those of 2^(-95 - b) in W.
+    constexpr int unit = 1 << 23;
+    s.anchors[tid] = make_int4((157 - anchor - base) * unit, (32 - base) * unit, (157 - anchor) * unit, 32 * unit);
+    s.units[tid] = shift(1.0f, static_cast<float>(base));
+    s.tops[tid] = any ? top : kMinusInf;
+  }
+
+  // Which 64 dims a multiplying thread has.
+  static __device__ __forceinline__ int slot_of(int thread, int pass) { return D == 64 ? 0 : pass * 2 + (thread >> 7); }
+  // The sums over all cells, and out.
+  __device__ void multiply();
+  __device__ void weigh();
+};
+#endif
+
+}  // namespace cuda
+}  // namespace strata_pa

@@ -1,0 +1,266 @@
+// The sums of exact's tiles on sm_90. Warpgroups 2 and 3 make weights, warpgroups 0 and 1 multiply V with them.
+//
+// A weight is four bytes, three unsigned and a signed one, each a column of wgmma's second matrix: 64 dims (V, transposed on the way to registers) by
+// 48 rows x 4 bytes, over 32 cells: a unit. A warp makes a whole unit, for both multiplying warpgroups: two groups of 64 dims, or where head_dim
+// is 64 two blocks of rows. At head_dim 256 the cells are walked twice, for two groups each: so the int32 sums are 96 registers of a thread.
+#pragma once
+#include "exact_tile.cuh"
+
+namespace strata_pa {
+namespace cuda {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr int kSumsReady = 5;  // named barrier: L is complete
+
+// Where use number i of the weights' slots is, and the parity of that use.
+struct WeightSlot {
+  int slot;
+  uint32_t parity;
+  __device__ __forceinline__ explicit WeightSlot(int i) : slot(i % tile::kWeightSlots), parity(static_cast<uint32_t>(i) / tile::kWeightSlots & 1) {}
+  __device__ __forceinline__ void advance(int by) {
+    slot += by;
+    if (slot >= tile::kWeightSlots) slot -= tile::kWeightSlots, parity ^= 1;
+  }
+};
+
+template <int D>
+__device__ __forceinline__ void TileBlock<D>::multiply() {
+  constexpr int kAhead = 6;
+  const uint32_t base = shared_address(raw_tile);
+#pragma unroll 1
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int tid = thread_now(), units = 2 * kept().nt, values = tid >> 7 ? kValues + tile::kValueSlots * tile::kValueBytes : kValues;
+    const int own = (tid & 127) >> 2, part = tid & 3;  // this thread copies 16 bytes of a cell
+    const int copied = values + own * 64 + (part ^ (own >> 1 & 3)) * 16;
+    const int read = values + (tid & 31) * 64 + ((tid >> 5 ^ tid >> 1) & 3) * 16;
+    const int8_t* const pool = p.v + kept().kv * p.v_stride.head + slot_of(tid, pass) * 64 + part * 16;
+    // Places of two units are on their way, then those units' codes, kAhead ahead of the products.
+    const unsigned char* places = kept().records + tile::kVPlaces + own * 4;
+    auto v_place = [&](int u, int half) { return u < units ? __ldg(reinterpret_cast<const uint32_t*>(places + half * 128)) : 0; };
+    auto copy = [&](int u, uint32_t at) {
+      if (u < units) copy16(base + copied + u % tile::kValueSlots * tile::kValueBytes, pool + static_cast<uint64_t>(at) * 16);
+      commit_copies();
+    };
+    {
+      uint32_t first[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        first[u] = v_place(u, u & 1);
+        if (u & 1) places += tile::kRecordBytes;
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) copy(u, first[u]);
+    }
+    uint32_t next[2] = {v_place(kAhead, 0), v_place(kAhead + 1, 1)};
+    int low[72], high[24];
+#pragma unroll
+    for (int u = 0; u < 72; ++u) low[u] = 0;
+#pragma unroll
+    for (int u = 0; u < 24; ++u) high[u] = 0;
+    uint32_t a[4];
+    WeightSlot now(kept().place + pass * units);
+#pragma unroll 1
+    for (int first = 0; first < units; first += 2) {
+      places += tile::kRecordBytes;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int u = first + half;
+        land_copies<kAhead - 1>();
+        join_warpgroup(thread_now() >> 7);  // all have what they copied, and are done with the unit before
+        copy(u + kAhead, next[half]);
+        next[half] = v_place(u + kAhead + 2, half);
+        uint32_t x[4];
+        ldmatrix4_trans(x, base + read + u % tile::kValueSlots * tile::kValueBytes);
+        barrier_wait(shared_address(state().full) + now.slot * 8, now.parity);
+        wait_products<0>();
+        if (u) {
+          still_read(a);
+          if (lane_now() == 0) barrier_arrive(shared_address(state().empty) + (now.slot ? now.slot - 1 : tile::kWeightSlots - 1) * 8);
+        }
+        a[0] = byte_permute(x[0], x[1], 0x6420), a[1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
+        a[2] = byte_permute(x[2], x[3], 0x6420), a[3] = byte_permute(x[2], x[3], 0x7531);
+        const uint32_t b = __shfl_sync(~0u, base + now.slot * tile::kWeightBytes + (thread_now() >> 7) * (tile::kWeightBytes / 2), 0);
+        wgmma_fence();
+        wgmma_rs_s8u8(low, a, narrow_matrix(b), 1);
+        wgmma_rs(high, a, narrow_matrix(b + 144 * 32), 1);
+        wgmma_commit();
+        now.advance(1);
+      }
+    }
+    wait_for<0>(low);
+    wait_for<0>(high);
+    still_read(a);
+    if (units && lane_now() == 0) barrier_arrive(shared_address(state().empty) + (now.slot ? now.slot - 1 : tile::kWeightSlots - 1) * 8);
+    if (pass == 0) join_threads(kSumsReady, tile::kThreads);
+    with_dtype(p, [&](auto dtype) {
+      const int own = thread_now(), d = slot_of(own, pass) * 64 + (own >> 5 & 3) * 16 + (own >> 2 & 7) * 2;
+#pragma unroll
+      for (int n = 0; n < 6; ++n)
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int row = (D == 64 ? (own >> 7) * tile::kRows : 0) + n * 8 + (own & 3) * 2 + odd;
+          if (!real(row)) continue;
+          const float total = __ll2float_rn(static_cast<long long>(state().sums[row])), unit = state().units[row];
+          float out[2];
+#pragma unroll
+          for (int u = 0; u < 2; ++u) {
+            const int e = u * 2 + odd, at = (n >> 1) * 24 + (n & 1) * 4 + e;
+            int64_t o = high[n * 4 + e];
+            o = (o << 8) + low[at + 16];
+            o = (o << 8) + low[at + 8];
+            o = (o << 8) + low[at];
+            out[u] = total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
+          }
+          store_out2<decltype(dtype)::value>(p, place_of(row, p.out_stride, p.out_head_stride) + d, out);
+        }
+    });
+  }
+  if (const int row = thread_now(); p.lse && row < kAllRows && real(row)) {
+    const float top = state().tops[row], total = __ll2float_rn(static_cast<long long>(state().sums[row]));
+    p.lse[place_of(row, p.lse_stride, 1)] = top == kMinusInf ? kMinusInf : A::lse(top, __fmul_rn(total, 0x1p-30f));
+  }
+}
+
+template <int D>
+__device__ __forceinline__ void TileBlock<D>::weigh() {
+  constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks, kAhead = 3;  // groups of dims, of 8 rows; words are loaded this many of the latter ahead
+  const int lane = lane_now(), maker = (thread_now() >> 5) - 8, units = 2 * kept().nt;
+  const unsigned char* const records = kept().records;
+  const int row = lane >> 1 & 7, cells = (lane >> 4) * 16 + (lane & 1) * 8;  // of 8: this thread's; of 32: the first of its 8
+  const uint32_t full = shared_address(state().full), empty = shared_address(state().empty), anchor = shared_address(&state().anchors[row]);
+  const uint32_t to = shared_address(raw_tile) + row * 32 + ((lane >> 4 ^ row >> 2) & 1) * 16 + (lane & 1) * 8;
+  // x + add, at least `least`: the bits of a number.
+  auto moved = [](int x, int add, int least) { return __int_as_float(__viaddmax_s32(x, add, least)); };
+  auto walk = [&](int pass, auto with_sums) {
+    constexpr bool kSums = decltype(with_sums)::value;
+    unsigned long long sum[kSums ? kEights : 1] = {};
+    const unsigned char* from = words() + maker * kUnitBytes + lane * 16;
+    const unsigned char* scale = records + (maker >> 1) * tile::kRecordBytes + tile::kVScales + pass * (2 * 128) + (maker & 1) * 64 + cells * 2;
+    int x[kAhead][8] = {};  // set in any case: else they would be kept from one item to the next
+    uint4 h[kSlots] = {};
+    auto load = [](int (&x)[8], const unsigned char* at) {
+      const int4 a = __ldcg(reinterpret_cast<const int4*>(at)), b = __ldcg(reinterpret_cast<const int4*>(at + 512));
+      x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    };
+    if (maker < units) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load(x[i], from + i * 1024);
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
+    }
+    WeightSlot now(kept().place + pass * units + maker);
+#pragma unroll 1
+    for (int u = maker; u < units; u += 8) {
+      const bool more = u + 8 < units;
+      const unsigned char* const following = more ? from + 8 * kUnitBytes : from;
+      float v[kSlots][8];
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        const uint32_t pairs[4] = {h[s].x, h[s].y, h[s].z, h[s].w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[s][i] = half_to_float(static_cast<uint16_t>(pairs[i >> 1] >> (i & 1) * 16));
+      }
+      scale += more ? 4 * tile::kRecordBytes : 0;
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
+      barrier_wait(empty + now.slot * 8, now.parity ^ 1);
+      const uint32_t at = to + now.slot * tile::kWeightBytes;
+#pragma unroll
+      for (int eight = 0; eight < kEights; ++eight) {
+        int (&own)[8] = x[eight % kAhead];
+        int c[4];
+        load_shared4(c, anchor + eight * (8 * 16));
+        float e[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) e[i] = moved(own[i], c[0], c[1]);
+        if constexpr (kSums) {
+#pragma unroll
+          for (int i = 0; i < 8; i += 2) {
+            const int a = __float2int_rn(moved(own[i], c[2], c[3])), b = __float2int_rn(moved(own[i + 1], c[2], c[3]));
+            sum[eight] += static_cast<uint32_t>(a) + static_cast<uint32_t>(b);  // of two terms below 2^31
+          }
+        }
+        load(own, eight + kAhead < kEights ? from + (eight + kAhead) * 1024 : following + (eight + kAhead - kEights) * 1024);
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) {
+          uint32_t plane[4][2];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            int y[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) y[i] = __float2int_rn(__fmul_rn(e[half * 4 + i], v[s][half * 4 + i]));
+            const uint32_t y0 = byte_permute(y[0], y[1], 0x5140), y1 = byte_permute(y[2], y[3], 0x5140);
+            const uint32_t y2 = byte_permute(y[0], y[1], 0x7362), y3 = byte_permute(y[2], y[3], 0x7362);
+            plane[0][half] = byte_permute(y0, y1, 0x5410);
+            plane[1][half] = byte_permute(y0, y1, 0x7632);
+            plane[2][half] = byte_permute(y2, y3, 0x5410);
+            plane[3][half] = byte_permute(y2, y3, 0x7632);
+          }
+          const int r = eight % 6, column = (r >> 1) * 48 + (r & 1) * 8, other = kBlocks == 2 ? eight / 6 : s;
+#pragma unroll
+          for (int d = 0; d < 4; ++d)
+            store_shared2(at + other * (tile::kWeightBytes / 2) + (d < 3 ? column + d * 16 : 144 + r * 8) * 32, plane[d][0], plane[d][1]);
+        }
+      }
+      from = following;
+      fence_async_shared();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(full + now.slot * 8);
+      now.advance(8);
+    }
+    if constexpr (kSums) {
+#pragma unroll
+      for (int eight = 0; eight < kEights; ++eight) {
+        sum[eight] += __shfl_xor_sync(~0u, sum[eight], 1);
+        sum[eight] += __shfl_xor_sync(~0u, sum[eight], 16);
+        if ((lane & 17) == 0) atomicAdd(&state().sums[eight * 8 + row], sum[eight]);
+      }
+      announce_threads(kSumsReady, tile::kThreads);
+    }
+  };
+  walk(0, Constant<1>());
+  if constexpr (kPasses > 1) walk(1, Constant<0>());
+}
+
+template <int D>
+__device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
+  using Block = TileBlock<D>;
+  typename Block::State& s = Block::state();
+  Block b(p, w);
+  if (const int tid = thread_now(); tid < tile::kWeightSlots) {
+    barrier_init(shared_address(&s.full[tid]), 1);
+    barrier_init(shared_address(&s.empty[tid]), 8);
+  }
+  fence_async_shared();
+  __syncthreads();
+  if (thread_now() == 0) s.place = 0;
+  for (int item = static_cast<int>(blockIdx.x); item < w.tiles * p.n_kv;) {
+    if (thread_now() == 0) s.item = item, s.next = atomicAdd(w.next, 1) + static_cast<int>(gridDim.x);
+    const bool own = b.start(item);
+    __syncthreads();
+    if (own) {
+      b.digits();
+      fence_async_shared();
+      __syncthreads();
+      b.scores();
+      __threadfence_block();
+      __syncthreads();
+      b.anchors();
+      __syncthreads();
+      if (s.bad) {
+        if (thread_now() == 0) w.flags[b.kept().item] = 1;
+      } else {
+        if (thread_now() < 256) b.multiply();
+        else b.weigh();
+        __syncthreads();
+        if (thread_now() == 0) s.place = (s.place + 2 * s.nt * Block::kPasses) % (2 * tile::kWeightSlots);
+      }
+    }
+    item = b.kept().next;
+    __syncthreads();
+  }
+}
+#endif
+
+}  // namespace cuda
+}  // namespace strata_pa
