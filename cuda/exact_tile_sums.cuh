@@ -12,20 +12,18 @@ namespace cuda {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr int kSumsReady = 5;  // named barrier: L is complete
 
-// Where use number i of the weights' slots is, and the parity of that use.
+// Where unit number i of the block lies, and the parity of that use of the slot. A slot's units are all made by the same warp: otherwise a warp that is
+// far ahead of another could take the parity of a use for that of two uses before.
 struct WeightSlot {
-  int slot;
-  uint32_t parity;
-  __device__ __forceinline__ explicit WeightSlot(int i) : slot(i % tile::kWeightSlots), parity(static_cast<uint32_t>(i) / tile::kWeightSlots & 1) {}
-  __device__ __forceinline__ void advance(int by) {
-    slot += by;
-    if (slot >= tile::kWeightSlots) slot -= tile::kWeightSlots, parity ^= 1;
-  }
+  int i;
+  __device__ __forceinline__ int slot() const { return i & (tile::kWeightSlots - 1); }
+  __device__ __forceinline__ uint32_t parity() const { return static_cast<uint32_t>(i) / tile::kWeightSlots & 1; }
 };
+static_assert(tile::kWeightSlots % 8 == 0 && (tile::kWeightSlots & (tile::kWeightSlots - 1)) == 0, "");
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::multiply() {
-  constexpr int kAhead = 6;
+  constexpr int kAhead = tile::kValueSlots - 1;
   const uint32_t base = shared_address(raw_tile);
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -35,62 +33,53 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
     const int read = values + (tid & 31) * 64 + ((tid >> 5 ^ tid >> 1) & 3) * 16;
     const int8_t* const pool = p.v + kept().kv * p.v_stride.head + slot_of(tid, pass) * 64 + part * 16;
     // Places of two units are on their way, then those units' codes, kAhead ahead of the products.
-    const unsigned char* places = kept().records + tile::kVPlaces + own * 4;
-    auto v_place = [&](int u, int half) { return u < units ? __ldg(reinterpret_cast<const uint32_t*>(places + half * 128)) : 0; };
+    const unsigned char* const places = kept().records + tile::kVPlaces + own * 4;
+    auto v_place = [&](int u) { return u < units ? __ldg(reinterpret_cast<const uint32_t*>(places + (u >> 1) * tile::kRecordBytes + (u & 1) * 128)) : 0; };
     auto copy = [&](int u, uint32_t at) {
-      if (u < units) copy16(base + copied + u % tile::kValueSlots * tile::kValueBytes, pool + static_cast<uint64_t>(at) * 16);
+      if (u < units) copy16(base + copied + (u & (tile::kValueSlots - 1)) * tile::kValueBytes, pool + static_cast<uint64_t>(at) * 16);
       commit_copies();
     };
-    {
-      uint32_t first[kAhead];
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        first[u] = v_place(u, u & 1);
-        if (u & 1) places += tile::kRecordBytes;
-      }
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) copy(u, first[u]);
-    }
-    uint32_t next[2] = {v_place(kAhead, 0), v_place(kAhead + 1, 1)};
+    for (int u = 0; u < kAhead; ++u) copy(u, v_place(u));
+    uint32_t next[2] = {v_place(kAhead), v_place(kAhead + 1)};
     int low[72], high[24];
 #pragma unroll
     for (int u = 0; u < 72; ++u) low[u] = 0;
 #pragma unroll
     for (int u = 0; u < 24; ++u) high[u] = 0;
     uint32_t a[4];
-    WeightSlot now(kept().place + pass * units);
+    WeightSlot now{kept().place + pass * units};
 #pragma unroll 1
     for (int first = 0; first < units; first += 2) {
-      places += tile::kRecordBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int u = first + half;
         land_copies<kAhead - 1>();
         join_warpgroup(thread_now() >> 7);  // all have what they copied, and are done with the unit before
         copy(u + kAhead, next[half]);
-        next[half] = v_place(u + kAhead + 2, half);
+        next[half] = v_place(u + kAhead + 2);
         uint32_t x[4];
-        ldmatrix4_trans(x, base + read + u % tile::kValueSlots * tile::kValueBytes);
-        barrier_wait(shared_address(state().full) + now.slot * 8, now.parity);
+        ldmatrix4_trans(x, base + read + (u & (tile::kValueSlots - 1)) * tile::kValueBytes);
+        barrier_wait(shared_address(state().full) + now.slot() * 8, now.parity());
         wait_products<0>();
         if (u) {
           still_read(a);
-          if (lane_now() == 0) barrier_arrive(shared_address(state().empty) + (now.slot ? now.slot - 1 : tile::kWeightSlots - 1) * 8);
+          if (lane_now() == 0) barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
         }
         a[0] = byte_permute(x[0], x[1], 0x6420), a[1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
         a[2] = byte_permute(x[2], x[3], 0x6420), a[3] = byte_permute(x[2], x[3], 0x7531);
-        const uint32_t b = __shfl_sync(~0u, base + now.slot * tile::kWeightBytes + (thread_now() >> 7) * (tile::kWeightBytes / 2), 0);
+        const uint32_t b = __shfl_sync(~0u, base + now.slot() * tile::kWeightBytes + (thread_now() >> 7) * (tile::kWeightBytes / 2), 0);
         wgmma_fence();
         wgmma_rs_s8u8(low, a, narrow_matrix(b), 1);
         wgmma_rs(high, a, narrow_matrix(b + 144 * 32), 1);
         wgmma_commit();
-        now.advance(1);
+        ++now.i;
       }
     }
     wait_for<0>(low);
     wait_for<0>(high);
     still_read(a);
-    if (units && lane_now() == 0) barrier_arrive(shared_address(state().empty) + (now.slot ? now.slot - 1 : tile::kWeightSlots - 1) * 8);
+    if (units && lane_now() == 0) barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
     if (pass == 0) join_threads(kSumsReady, tile::kThreads);
     with_dtype(p, [&](auto dtype) {
       const int own = thread_now(), d = slot_of(own, pass) * 64 + (own >> 5 & 3) * 16 + (own >> 2 & 7) * 2;
@@ -134,23 +123,24 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
   auto walk = [&](int pass, auto with_sums) {
     constexpr bool kSums = decltype(with_sums)::value;
     unsigned long long sum[kSums ? kEights : 1] = {};
-    const unsigned char* from = words() + maker * kUnitBytes + lane * 16;
-    const unsigned char* scale = records + (maker >> 1) * tile::kRecordBytes + tile::kVScales + pass * (2 * 128) + (maker & 1) * 64 + cells * 2;
+    const int begin = kept().place + pass * units, first = (maker - begin) & 7;
+    const unsigned char* from = words() + first * kUnitBytes + lane * 16;
+    const unsigned char* scale = records + (first >> 1) * tile::kRecordBytes + tile::kVScales + pass * (2 * 128) + (first & 1) * 64 + cells * 2;
     int x[kAhead][8] = {};  // set in any case: else they would be kept from one item to the next
     uint4 h[kSlots] = {};
     auto load = [](int (&x)[8], const unsigned char* at) {
       const int4 a = __ldcg(reinterpret_cast<const int4*>(at)), b = __ldcg(reinterpret_cast<const int4*>(at + 512));
       x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
     };
-    if (maker < units) {
+    if (first < units) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) load(x[i], from + i * 1024);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
     }
-    WeightSlot now(kept().place + pass * units + maker);
+    WeightSlot now{begin + first};
 #pragma unroll 1
-    for (int u = maker; u < units; u += 8) {
+    for (int u = first; u < units; u += 8) {
       const bool more = u + 8 < units;
       const unsigned char* const following = more ? from + 8 * kUnitBytes : from;
       float v[kSlots][8];
@@ -163,8 +153,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       scale += more ? 4 * tile::kRecordBytes : 0;
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
-      barrier_wait(empty + now.slot * 8, now.parity ^ 1);
-      const uint32_t at = to + now.slot * tile::kWeightBytes;
+      barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
+      const uint32_t at = to + now.slot() * tile::kWeightBytes;
 #pragma unroll
       for (int eight = 0; eight < kEights; ++eight) {
         int (&own)[8] = x[eight % kAhead];
@@ -205,8 +195,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       from = following;
       fence_async_shared();
       __syncwarp();
-      if (lane == 0) barrier_arrive(full + now.slot * 8);
-      now.advance(8);
+      if (lane == 0) barrier_arrive(full + now.slot() * 8);
+      now.i += 8;
     }
     if constexpr (kSums) {
 #pragma unroll

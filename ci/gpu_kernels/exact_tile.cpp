@@ -27,9 +27,10 @@ long long rows_plan(const Params* p, int dim, int processors, int max_shared, un
   }, rows::Budget{words, records});
 }
 int tiles_bytes() { return static_cast<int>(sizeof(Tiles)); }
-unsigned tile_shared_bytes() { return tile::kSharedBytes; }
-int tile_serves(const Params* p, long long pool_bytes) { return tile::serves(*p, pool_bytes); }
+unsigned tile_shared_bytes(int dim) { return tile::shared_bytes(dim); }
+int tile_serves(const Params* p, int dim, int processors, long long pool_bytes) { return tile::serves(*p, dim, processors, pool_bytes); }
 unsigned union_grid(const Params* p, const Tiles* t) { return tile::union_grid(*p, *t); }
+unsigned cells_grid(const Params* p) { return tile::cells_grid(*p); }
 unsigned rest_grid(const Params* p, const Tiles* t, int processors) { return tile::rest_grid(*p, *t, processors); }
-long long tile_plan(const Params* p, int processors, unsigned char* at, Tiles* t) { return tile::plan(*p, processors, at, *t); }
+long long tile_plan(const Params* p, int dim, int processors, unsigned char* at, Tiles* t) { return tile::plan(*p, dim, processors, at, *t); }
 }

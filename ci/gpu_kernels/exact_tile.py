@@ -41,10 +41,8 @@ def build(name, architecture):
 
 class Tiles(ctypes.Structure):
     _fields_ = [
-        *[(x, ctypes.c_uint64) for x in ("records", "scores", "counts", "flags", "next")],
-        ("item_cells", ctypes.c_int64),
-        ("tiles", ctypes.c_int32),
-        ("blocks", ctypes.c_int32),
+        *[(x, ctypes.c_uint64) for x in ("records", "words", "counts", "flags", "next")],
+        *[(x, ctypes.c_int32) for x in ("queries", "tiles", "blocks", "record_tiles", "item_tiles", "groups")],
     ]
 
 
@@ -55,30 +53,30 @@ class TileKernels:
         assert self.lib.tiles_bytes() == ctypes.sizeof(Tiles)
         d = kernels.driver
         module = d.load(image)
-        self.f = {x: d.function(module, f"strata_{x}") for x in ("tile_union", "tile_cells", "exact_tile_d256_g64", "exact_rest_d256_g64")}
-        self.shared = self.lib.tile_shared_bytes()
-        d.allow_shared(self.f["exact_tile_d256_g64"], self.shared)
+        names = ["tile_union", "tile_cells", *[f"exact_{x}_d{dim}_g64" for dim in (64, 128, 256) for x in ("tile", "rest")]]
+        self.f = {x: d.function(module, f"strata_{x}") for x in names}
+        for dim in (64, 128, 256):
+            d.allow_shared(self.f[f"exact_tile_d{dim}_g64"], self.lib.tile_shared_bytes(dim))
         d.allow_shared(self.f["tile_union"], 196608)
-        number = ctypes.c_int()
-        d.call("cuDeviceGetAttribute", ctypes.byref(number), 16, d.device)
-        self.processors = number.value
+        self.processors = d.device_attribute(16)
 
     def serves(self, problem):
-        return bool(self.lib.tile_serves(ctypes.byref(problem.params), ctypes.c_longlong(0)))
+        return bool(self.lib.tile_serves(ctypes.byref(problem.params), problem.dim, self.processors, ctypes.c_longlong(0)))
 
     def launcher(self, problem, parts=("first", "tile", "rest")):
         """A function that launches the kernels once, and a function that gives the flags."""
-        d, ks = self.k.driver, self.k
+        d, ks, dim = self.k.driver, self.k, problem.dim
         own = Params.from_buffer_copy(problem.params)
         own.score_scale = ks.lib.scale_for(4, problem.sm_scale)
         t = Tiles()
-        size = self.lib.tile_plan(ctypes.byref(own), self.processors, None, ctypes.byref(t))
+        size = self.lib.tile_plan(ctypes.byref(own), dim, self.processors, None, ctypes.byref(t))
         at = d.alloc(size)
         d.fill(at, 0xCD, size)
-        self.lib.tile_plan(ctypes.byref(own), self.processors, ctypes.c_void_p(at), ctypes.byref(t))
-        shared, other = ctypes.c_uint(), ctypes.byref(ctypes.c_uint())
-        ks.lib.config_for(4, ctypes.byref(own), 256, other, other, ctypes.byref(shared))
-        d.allow_shared(self.f["exact_rest_d256_g64"], shared.value)
+        self.lib.tile_plan(ctypes.byref(own), dim, self.processors, ctypes.c_void_p(at), ctypes.byref(t))
+        shared, block, other = ctypes.c_uint(), ctypes.c_uint(), ctypes.byref(ctypes.c_uint())
+        ks.lib.config_for(4, ctypes.byref(own), dim, other, ctypes.byref(block), ctypes.byref(shared))
+        tile, rest = self.f[f"exact_tile_d{dim}_g64"], self.f[f"exact_rest_d{dim}_g64"]
+        d.allow_shared(rest, shared.value)
         items, kv_len = t.tiles * own.n_kv, own.seq[0].kv_len
 
         def work():
@@ -87,12 +85,12 @@ class TileKernels:
                     grid = self.lib.union_grid(ctypes.byref(own), ctypes.byref(t))
                     d.launch(self.f["tile_union"], grid, 512, (kv_len + 15) // 16 * 16, own, t)
                 else:
-                    d.launch(self.f["tile_cells"], own.n_kv * -(-kv_len // 256), 256, 0, own, t)
+                    d.launch(self.f["tile_cells"], self.lib.cells_grid(ctypes.byref(own)), 256, 0, own, t)
             if "tile" in parts:
-                d.launch(self.f["exact_tile_d256_g64"], t.blocks, 384, self.shared, own, t)
+                d.launch(tile, t.blocks, 512, self.lib.tile_shared_bytes(dim), own, t)
             if "rest" in parts:
                 grid = self.lib.rest_grid(ctypes.byref(own), ctypes.byref(t), self.processors)
-                d.launch(self.f["exact_rest_d256_g64"], grid, 128, shared.value, own, t)
+                d.launch(rest, grid, block.value, shared.value, own, t)
 
         work.workspace = size
         return work, lambda: (d.get(t.flags, items, np.int32), d.get(t.counts, items, np.int32))
@@ -114,6 +112,10 @@ class TileKernels:
 def random_problem(seed):
     """One of the problems that the tiled form serves, most of them with lists that it takes itself."""
     r = np.random.default_rng(7000 + seed)
+    dim, heads = ((256, 12), (256, 12), (128, 8), (64, 7), (256, 7), (128, 12), (64, 16))[seed % 7]
+    dense = r.random() < 0.3
+    if dense:
+        heads = int(r.choice([1, 2, 3, 4, 5, 8, 12, 16]))
     page_size = int(r.choice([1, 3, 4, 16, 17, 64]))
     n_kv = int(r.choice([1, 2, 3]))
     kv_len = int(r.choice([1, 31, 64, 65, 130, 257, 400, 1000, 2500]))
@@ -122,9 +124,9 @@ def random_problem(seed):
     pages = max_pages + 2
     layout = "NHD" if r.random() < 0.3 else "HND"
     shape = (pages, n_kv, page_size) if layout == "HND" else (pages, page_size, n_kv)
-    k, v = (r.integers(-128, 128, (*shape, 256)).astype(np.int8) for _ in range(2))
-    k_scale, v_scale = (r.uniform(0.002, 0.03, (*shape, 4)).astype(np.float16) for _ in range(2))
-    q = r.normal(0, 2, (n_q, 12 * n_kv, 256)).astype(np.float32)
+    k, v = (r.integers(-128, 128, (*shape, dim)).astype(np.int8) for _ in range(2))
+    k_scale, v_scale = (r.uniform(0.002, 0.03, (*shape, dim // 64)).astype(np.float16) for _ in range(2))
+    q = r.normal(0, 2, (n_q, heads * n_kv, dim)).astype(np.float32)
     kind = str(r.choice(["plain", "plain", "plain", "signs", "zeros", "wide", "large", "tiny", "mixed", "nan_q", "inf_scale", "overflow"]))
     if kind == "signs":
         k_scale *= r.choice([-1, 1], k_scale.shape).astype(np.float16)
@@ -143,7 +145,7 @@ def random_problem(seed):
         v_scale[:] = (v_scale.astype(np.float32) * 2.0**-16).astype(np.float16)
     elif kind == "mixed":
         v_scale[:] = (v_scale.astype(np.float32) * 2.0 ** r.integers(-18, 20, v_scale.shape)).astype(np.float16)
-        q *= (2.0 ** r.integers(-20, 4, (n_q, 12 * n_kv, 4))).astype(np.float32).repeat(64, -1)
+        q *= (2.0 ** r.integers(-20, 4, (n_q, heads * n_kv, dim // 64))).astype(np.float32).repeat(64, -1)
     elif kind == "nan_q":
         q[r.random(q.shape) < 0.002] = r.choice([np.nan, np.inf, -np.inf])
     elif kind == "inf_scale":
@@ -159,7 +161,7 @@ def random_problem(seed):
         table[r.random(table.shape) < 0.1] = pages + 5
     ids = widths = None
     granularity = 1
-    if r.random() < 0.7:
+    if not dense:
         granularity = int(r.choice([1, 1, 1, 4, 16, 64, 128]))
         choices = -(-kv_len // granularity)
         cap = int(r.integers(1, choices + 4))
