@@ -34,11 +34,12 @@ struct TileBlock {
     unsigned long long sums[kAllRows];
     unsigned long long full[tile::kWeightSlots], empty[tile::kWeightSlots];
     const unsigned char* records;  // the item's
+    const int8_t* v;               // of its KV head
     int query, end, kv;            // its queries, its KV head
     int nt;                        // its tiles of 64 cells
     int first_cell;                // without ids: the number of the first one
     int item, next, bad;
-    int place;      // how many units of weights the block has made, modulo two rounds of their slots
+    int place;  // of how many tiles the block has made the weights, modulo two rounds of their slots
     uint32_t seen;  // a bit per query that sees a cell
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
@@ -65,7 +66,7 @@ struct TileBlock {
     const int tid = thread_now(), kv = i % p.n_kv, query = (w.tiles - 1 - i / p.n_kv) * w.queries;  // late queries first: of a dense prompt they are the long ones
     const int end = min(query + w.queries, p.n_q);
     if (tid == 0) {
-      s.query = query, s.end = end, s.kv = kv, s.bad = 0, s.seen = 0;
+      s.query = query, s.end = end, s.kv = kv, s.v = p.v + kv * p.v_stride.head, s.bad = 0, s.seen = 0;
       if (p.ids) {
         s.nt = (w.counts[i] + 63) >> 6;
         s.first_cell = 0;
@@ -209,14 +210,16 @@ struct TileBlock {
       fence_async_shared();
       join_warpgroup(group);
       const unsigned char* const extra = raw_tile + extras + odd * kExtras;
-      const uint32_t a = __shfl_sync(~0u, codes + odd * kCodes, 0), b = shared_address(raw_tile) + (kBlocks > 1 ? __shfl_sync(~0u, block * kBlockDigits, 0) : 0);
+      // The same in all of a warp, and so that the compiler knows it.
+      const uint32_t a = __shfl_sync(~0u, place_of_matrix(codes + odd * kCodes), 0), b = __shfl_sync(~0u, place_of_matrix(shared_address(raw_tile) + block * kBlockDigits), 0);
       int d[2][24];
       auto multiply = [&](int (&sums)[24], int step) {
         const int chunk = step / kGroups, part = step % kGroups;
-        const uint32_t ai = a + (part >> 1) * 8192 + (part & 1) * 64, bi = b + (part >> 1) * (3 * tile::kRows * 128) + chunk * (48 * 128) + (part & 1) * 64;
+        const uint32_t ai = a + ((part >> 1) * 8192 + (part & 1) * 64) / 16;
+        const uint32_t bi = b + ((part >> 1) * (3 * tile::kRows * 128) + chunk * (48 * 128) + (part & 1) * 64) / 16;
         wgmma_fence();
         wgmma(sums, matrix(ai), matrix(bi), 0);
-        wgmma(sums, matrix(ai + 32), matrix(bi + 32), 1);
+        wgmma(sums, matrix(ai + 2), matrix(bi + 2), 1);
         wgmma_commit();
       };
       multiply(d[0], 0);

@@ -1,7 +1,7 @@
 // The sums of exact's tiles on sm_90. Warpgroups 2 and 3 make weights, warpgroups 0 and 1 multiply V with them.
 //
 // A weight is four bytes, three unsigned and a signed one, each a column of wgmma's second matrix: 64 dims (V, transposed on the way to registers) by
-// 48 rows x 4 bytes, over 32 cells: a unit. A warp makes a whole unit, for both multiplying warpgroups: two groups of 64 dims, or where head_dim
+// 48 rows x 4 bytes, over 32 cells. A warp makes the weights of 32 cells for both multiplying warpgroups: two groups of 64 dims, or where head_dim
 // is 64 two blocks of rows. At head_dim 256 the cells are walked twice, for two groups each: so the int32 sums are 96 registers of a thread.
 #pragma once
 #include "exact_tile.cuh"
@@ -12,74 +12,85 @@ namespace cuda {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr int kSumsReady = 5;  // named barrier: L is complete
 
-// Where unit number i of the block lies, and the parity of that use of the slot. A slot's units are all made by the same warp: otherwise a warp that is
-// far ahead of another could take the parity of a use for that of two uses before.
+// Where the weights of the block's tile number i lie, and the parity of that use of the slot. A half of a slot is always made by the same warp: otherwise a
+// warp that is far ahead of another could take the parity of a use for that of two uses before.
 struct WeightSlot {
   int i;
   __device__ __forceinline__ int slot() const { return i & (tile::kWeightSlots - 1); }
   __device__ __forceinline__ uint32_t parity() const { return static_cast<uint32_t>(i) / tile::kWeightSlots & 1; }
 };
-static_assert(tile::kWeightSlots % 8 == 0 && (tile::kWeightSlots & (tile::kWeightSlots - 1)) == 0, "");
+static_assert((tile::kWeightSlots & (tile::kWeightSlots - 1)) == 0 && 2 * tile::kWeightSlots % tile::kMakers == 0, "");
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::multiply() {
-  constexpr int kAhead = tile::kValueSlots - 1;
+  constexpr int kHalfWeights = tile::kWeightBytes / 2;  // of 32 cells
   const uint32_t base = shared_address(raw_tile);
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
-    const int tid = thread_now(), units = 2 * kept().nt, values = tid >> 7 ? kValues + tile::kValueSlots * tile::kValueBytes : kValues;
-    const int own = (tid & 127) >> 2, part = tid & 3;  // this thread copies 16 bytes of a cell
-    const int copied = values + own * 64 + (part ^ (own >> 1 & 3)) * 16;
-    const int read = values + (tid & 31) * 64 + ((tid >> 5 ^ tid >> 1) & 3) * 16;
-    const int8_t* const pool = p.v + kept().kv * p.v_stride.head + slot_of(tid, pass) * 64 + part * 16;
-    // Places of two units are on their way, then those units' codes, kAhead ahead of the products.
-    const unsigned char* const places = kept().records + tile::kVPlaces + own * 4;
-    auto v_place = [&](int u) { return u < units ? __ldg(reinterpret_cast<const uint32_t*>(places + (u >> 1) * tile::kRecordBytes + (u & 1) * 128)) : 0; };
-    auto copy = [&](int u, uint32_t at) {
-      if (u < units) copy16(base + copied + (u & (tile::kValueSlots - 1)) * tile::kValueBytes, pool + static_cast<uint64_t>(at) * 16);
+    // Registers are short: what can be found anew is, and a register counts for several things.
+    const int values = kValues + (thread_now() >> 7) * (tile::kValueSlots * tile::kValueBytes);
+    const int own = (thread_now() & 127) >> 2, part = thread_now() & 3;  // this thread copies 16 bytes of cells 2 own and 2 own + 1
+    const uint32_t copied = base + values + own * 128 + (part ^ (own & 3)) * 16;
+    const uint32_t read = base + values + (thread_now() & 31) * 64 + ((thread_now() >> 5 ^ thread_now() >> 1) & 3) * 16;
+    WeightSlot now{kept().place + pass * kept().nt};
+    const int end = now.i + kept().nt;
+    // The places of a tile's cells are on their way, then its codes, two tiles before its products.
+    int place_at = tile::kVPlaces + own * 8;
+    auto v_places = [&](int i) {
+      const uint2 at = i < end ? __ldg(reinterpret_cast<const uint2*>(kept().records + place_at)) : make_uint2(0, 0);
+      place_at += tile::kRecordBytes;
+      return at;
+    };
+    auto copy = [&](int i, int slot, uint2 at) {
+      if (i < end) {
+        const int8_t* const from = kept().v + slot_of(thread_now(), pass) * 64 + (thread_now() & 3) * 16;
+        copy16(copied + slot, from + static_cast<uint64_t>(at.x) * 16);
+        copy16(copied + slot + 64, from + static_cast<uint64_t>(at.y) * 16);
+      }
       commit_copies();
     };
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) copy(u, v_place(u));
-    uint32_t next[2] = {v_place(kAhead), v_place(kAhead + 1)};
+    uint2 next = v_places(now.i);
+    copy(now.i, 0, next);
+    next = v_places(now.i + 1);
+    copy(now.i + 1, tile::kValueBytes, next);
+    next = v_places(now.i + 2);
     int low[72], high[24];
 #pragma unroll
     for (int u = 0; u < 72; ++u) low[u] = 0;
 #pragma unroll
     for (int u = 0; u < 24; ++u) high[u] = 0;
     uint32_t a[4];
-    WeightSlot now{kept().place + pass * units};
+    int slot = 0;  // of V
 #pragma unroll 1
-    for (int first = 0; first < units; first += 2) {
+    for (; now.i < end; ++now.i) {
+      land_copies<1>();
+      join_warpgroup(thread_now() >> 7);  // all have what they copied, and are done with the tile before
+      copy(now.i + 2, slot ? slot - tile::kValueBytes : 2 * tile::kValueBytes, next);
+      next = v_places(now.i + 3);
+      uint32_t x[4];
+      ldmatrix4_trans(x, read + slot);
+      barrier_wait(shared_address(state().full) + now.slot() * 8, now.parity());
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int u = first + half;
-        land_copies<kAhead - 1>();
-        join_warpgroup(thread_now() >> 7);  // all have what they copied, and are done with the unit before
-        copy(u + kAhead, next[half]);
-        next[half] = v_place(u + kAhead + 2);
-        uint32_t x[4];
-        ldmatrix4_trans(x, base + read + (u & (tile::kValueSlots - 1)) * tile::kValueBytes);
-        barrier_wait(shared_address(state().full) + now.slot() * 8, now.parity());
-        wait_products<0>();
-        if (u) {
-          still_read(a);
-          if (lane_now() == 0) barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
-        }
+        wait_products<0>();  // what lies between is the other warpgroup's time
+        still_read(a);
+        if (half == 0 && place_at != tile::kVPlaces + 4 * tile::kRecordBytes + (thread_now() & 127) / 4 * 8 && lane_now() == 0)
+          barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
         a[0] = byte_permute(x[0], x[1], 0x6420), a[1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
         a[2] = byte_permute(x[2], x[3], 0x6420), a[3] = byte_permute(x[2], x[3], 0x7531);
-        const uint32_t b = __shfl_sync(~0u, base + now.slot() * tile::kWeightBytes + (thread_now() >> 7) * (tile::kWeightBytes / 2), 0);
+        const uint32_t b = __shfl_sync(~0u, place_of_matrix(base + now.slot() * tile::kWeightBytes + (thread_now() >> 7) * (kHalfWeights / 2)), 0) + half * (kHalfWeights / 16);
         wgmma_fence();
         wgmma_rs_s8u8(low, a, narrow_matrix(b), 1);
-        wgmma_rs(high, a, narrow_matrix(b + 144 * 32), 1);
+        wgmma_rs(high, a, narrow_matrix(b + 144 * 32 / 16), 1);
         wgmma_commit();
-        ++now.i;
+        if (half == 0) ldmatrix4_trans(x, read + slot + 32 * 64);
       }
+      slot = slot == 2 * tile::kValueBytes ? 0 : slot + tile::kValueBytes;
     }
     wait_for<0>(low);
     wait_for<0>(high);
     still_read(a);
-    if (units && lane_now() == 0) barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
+    if (kept().nt && lane_now() == 0) barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
     if (pass == 0) join_threads(kSumsReady, tile::kThreads);
     with_dtype(p, [&](auto dtype) {
       const int own = thread_now(), d = slot_of(own, pass) * 64 + (own >> 5 & 3) * 16 + (own >> 2 & 7) * 2;
@@ -113,7 +124,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::weigh() {
   constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks, kAhead = 3;  // groups of dims, of 8 rows; words are loaded this many of the latter ahead
-  const int lane = lane_now(), maker = (thread_now() >> 5) - 8, units = 2 * kept().nt;
+  const int lane = lane_now(), maker = (thread_now() >> 5) - 8, units = 2 * kept().nt;  // of 32 cells
   const unsigned char* const records = kept().records;
   const int row = lane >> 1 & 7, cells = (lane >> 4) * 16 + (lane & 1) * 8;  // of 8: this thread's; of 32: the first of its 8
   const uint32_t full = shared_address(state().full), empty = shared_address(state().empty), anchor = shared_address(&state().anchors[row]);
@@ -123,7 +134,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
   auto walk = [&](int pass, auto with_sums) {
     constexpr bool kSums = decltype(with_sums)::value;
     unsigned long long sum[kSums ? kEights : 1] = {};
-    const int begin = kept().place + pass * units, first = (maker - begin) & 7;
+    const int begin = 2 * kept().place + pass * units, first = (maker - begin) & (tile::kMakers - 1);
     const unsigned char* from = words() + first * kUnitBytes + lane * 16;
     const unsigned char* scale = records + (first >> 1) * tile::kRecordBytes + tile::kVScales + pass * (2 * 128) + (first & 1) * 64 + cells * 2;
     int x[kAhead][8] = {};  // set in any case: else they would be kept from one item to the next
@@ -138,11 +149,12 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
     }
-    WeightSlot now{begin + first};
+    WeightSlot now{(begin + first) >> 1};
+    const uint32_t half = (maker & 1) * (tile::kWeightBytes / 2);
 #pragma unroll 1
-    for (int u = first; u < units; u += 8) {
-      const bool more = u + 8 < units;
-      const unsigned char* const following = more ? from + 8 * kUnitBytes : from;
+    for (int u = first; u < units; u += tile::kMakers) {
+      const bool more = u + tile::kMakers < units;
+      const unsigned char* const following = more ? from + tile::kMakers * kUnitBytes : from;
       float v[kSlots][8];
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
@@ -150,11 +162,11 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[s][i] = half_to_float(static_cast<uint16_t>(pairs[i >> 1] >> (i & 1) * 16));
       }
-      scale += more ? 4 * tile::kRecordBytes : 0;
+      scale += more ? tile::kMakers / 2 * tile::kRecordBytes : 0;
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
       barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
-      const uint32_t at = to + now.slot() * tile::kWeightBytes;
+      const uint32_t at = to + half + now.slot() * tile::kWeightBytes;
 #pragma unroll
       for (int eight = 0; eight < kEights; ++eight) {
         int (&own)[8] = x[eight % kAhead];
@@ -189,14 +201,14 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
           const int r = eight % 6, column = (r >> 1) * 48 + (r & 1) * 8, other = kBlocks == 2 ? eight / 6 : s;
 #pragma unroll
           for (int d = 0; d < 4; ++d)
-            store_shared2(at + other * (tile::kWeightBytes / 2) + (d < 3 ? column + d * 16 : 144 + r * 8) * 32, plane[d][0], plane[d][1]);
+            store_shared2(at + other * (tile::kWeightBytes / 4) + (d < 3 ? column + d * 16 : 144 + r * 8) * 32, plane[d][0], plane[d][1]);
         }
       }
       from = following;
       fence_async_shared();
       __syncwarp();
       if (lane == 0) barrier_arrive(full + now.slot() * 8);
-      now.i += 8;
+      now.i += tile::kMakers / 2;
     }
     if constexpr (kSums) {
 #pragma unroll
@@ -218,7 +230,7 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
   typename Block::State& s = Block::state();
   Block b(p, w);
   if (const int tid = thread_now(); tid < tile::kWeightSlots) {
-    barrier_init(shared_address(&s.full[tid]), 1);
+    barrier_init(shared_address(&s.full[tid]), 2);
     barrier_init(shared_address(&s.empty[tid]), 8);
   }
   fence_async_shared();
@@ -243,7 +255,7 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
         if (thread_now() < 256) b.multiply();
         else b.weigh();
         __syncthreads();
-        if (thread_now() == 0) s.place = (s.place + 2 * s.nt * Block::kPasses) % (2 * tile::kWeightSlots);
+        if (thread_now() == 0) s.place = (s.place + s.nt * Block::kPasses) % (2 * tile::kWeightSlots);
       }
     }
     item = b.kept().next;

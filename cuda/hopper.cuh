@@ -6,10 +6,11 @@
 namespace strata_pa {
 namespace cuda {
 
-// A matrix of rows of 128 bytes, swizzled, eight rows apart by 1024.
-__device__ __forceinline__ uint64_t matrix(uint32_t at) { return (at & 0x3ffff) >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62; }
-// Of rows of 32 bytes, swizzled, eight rows apart by 256.
-__device__ __forceinline__ uint64_t narrow_matrix(uint32_t at) { return (at & 0x3ffff) >> 4 | uint64_t{1} << 16 | uint64_t{16} << 32 | uint64_t{3} << 62; }
+// Matrices in shared memory: rows of 128 bytes, swizzled, eight rows apart by 1024; rows of 32 bytes, swizzled, eight apart by 256. Of their descriptors
+// only the lower half says where: place_of_matrix, to which a multiple of 16 bytes may be added as its sixteenth.
+__device__ __forceinline__ uint32_t place_of_matrix(uint32_t at) { return at >> 4 | 1u << 16; }
+__device__ __forceinline__ uint64_t matrix(uint32_t place) { return place | uint64_t{64} << 32 | uint64_t{1} << 62; }
+__device__ __forceinline__ uint64_t narrow_matrix(uint32_t place) { return place | uint64_t{16} << 32 | uint64_t{3} << 62; }
 
 #ifdef __CUDACC__
 __device__ __forceinline__ void barrier_init(uint32_t at, int count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
