@@ -28,16 +28,19 @@ struct TileBlock {
   struct State {
     float4 factors[kBlocks][kGroups][3][4];  // of rows 2t, 2t + 1, 8 + 2t, 9 + 2t of 16
     uint4 bits[kBlocks][3][4];               // of a cell's mask, laid out alike
+    uint32_t chunk_bits[kBlocks * 3];        // of 16 rows together
     float top[2][16][tile::kRows];           // per warp: greatest n, greatest n + level
     int4 anchors[kAllRows];                  // what to add to a word and the least sum, for W and for L
     float units[kAllRows], tops[kAllRows];   // 2^b; the anchor
     unsigned long long sums[kAllRows];
     unsigned long long full[tile::kWeightSlots], empty[tile::kWeightSlots];
     const unsigned char* records;  // the item's
-    const int8_t* v;               // of its KV head
+    const int8_t *k, *v;           // of its KV head
     int query, end, kv;            // its queries, its KV head
     int nt;                        // its tiles of 64 cells
     int first_cell;                // without ids: the number of the first one
+    int inner_first, inner_last;   // cells that all its queries may see by their numbers
+    uint32_t all;                  // a bit per query
     int item, next, bad;
     int place;  // of how many tiles the block has made the weights, modulo two rounds of their slots
     uint32_t seen;  // a bit per query that sees a cell
@@ -66,15 +69,16 @@ struct TileBlock {
     const int tid = thread_now(), kv = i % p.n_kv, query = (w.tiles - 1 - i / p.n_kv) * w.queries;  // late queries first: of a dense prompt they are the long ones
     const int end = min(query + w.queries, p.n_q);
     if (tid == 0) {
-      s.query = query, s.end = end, s.kv = kv, s.v = p.v + kv * p.v_stride.head, s.bad = 0, s.seen = 0;
+      s.query = query, s.end = end, s.kv = kv, s.k = p.k + kv * p.k_stride.head, s.v = p.v + kv * p.v_stride.head, s.bad = 0, s.seen = 0;
+      s.all = end - query < 32 ? (1u << (end - query)) - 1 : ~0u;
       if (p.ids) {
         s.nt = (w.counts[i] + 63) >> 6;
-        s.first_cell = 0;
+        s.first_cell = s.inner_first = 0, s.inner_last = 0x7fffffff;
         s.records = w.records + static_cast<int64_t>(i) * w.record_tiles * tile::kRecordBytes;
       } else {
         const int last = Span(p, end - 1).last, first_cell = Span(p, query).first & ~63;
         s.nt = last < first_cell ? 0 : ((last - first_cell) >> 6) + 1;
-        s.first_cell = first_cell;
+        s.first_cell = first_cell, s.inner_first = Span(p, end - 1).first, s.inner_last = Span(p, query).last;
         s.records = w.records + (static_cast<int64_t>(kv) * w.record_tiles + (first_cell >> 6)) * tile::kRecordBytes;
       }
     }
@@ -82,6 +86,10 @@ struct TileBlock {
       const int row = tid % tile::kRows, place = (row >> 3 & 1) * 2 + (row & 1), nth = tid / p.heads_per_kv;
       reinterpret_cast<uint32_t*>(&s.bits[tid / tile::kRows][row >> 4][row >> 1 & 3])[place] = nth < end - query ? 1u << nth : 0;
       s.sums[tid] = 0;
+    }
+    if (tid < kBlocks * 3) {  // of rows 16 tid .. 16 tid + 15
+      const int first = tid * 16 / p.heads_per_kv, last = min((tid * 16 + 15) / p.heads_per_kv, end - query - 1);
+      s.chunk_bits[tid] = last < first ? 0 : (last < 31 ? (2u << last) - 1 : ~0u) & ~((1u << first) - 1);
     }
     return true;
   }
@@ -168,51 +176,53 @@ struct TileBlock {
     return mask;
   }
 
+  // Which 16 rows of a block see one of the cells that the lanes of the warp have the masks of: a bit each.
+  static __device__ __forceinline__ uint32_t active_rows(uint32_t mask, int block) {
+    uint32_t active = 0;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) active |= mask & state().chunk_bits[block * 3 + i] ? 1u << i : 0;
+    return __reduce_or_sync(~0u, active);
+  }
+
   // Scores of all cells, as words; the anchors' maxima. A warpgroup takes every kStep-th tile. Of its 16 rows by groups of 64 dims, the products of two
-  // run while those of another are joined.
+  // run while those of another are joined. 16 rows that see none of a tile's cells are left out.
   __device__ void scores() {
     constexpr int kSteps = 3 * kGroups;
-    const int tid = thread_now(), lane = tid & 31, warp = tid >> 5, group = warp >> 2, g = lane >> 2, t = lane & 3;  // group: the warpgroup
-    const int block = group % kBlocks, nt = kept().nt, first_cell = kept().first_cell;
-    const int8_t* const pool = p.k + kept().kv * p.k_stride.head;
-    const unsigned char* const records = kept().records;
-    const uint32_t codes = shared_address(raw_tile) + kDigits + group * 2 * kCodes;
-    const uint32_t extras = kDigits + tile::kScoreStages * kCodes + group * 2 * kExtras;
-    const uint32_t all = kept().end - kept().query < 32 ? (1u << (kept().end - kept().query)) - 1 : ~0u;
+    // Registers are short: what can be found anew, from the thread's number or the state, is.
+    auto group = []() { return thread_now() >> 7; };  // the warpgroup
+    const int lane = lane_now(), warp = thread_now() >> 5, g = lane >> 2, t = lane & 3, block = group() % kBlocks;
+    auto codes_at = [&](int odd) { return shared_address(raw_tile) + kDigits + (group() * 2 + odd) * kCodes; };
+    auto extras_at = [&](int odd) { return kDigits + tile::kScoreStages * kCodes + (group() * 2 + odd) * kExtras; };
     float top[12], raised[12];
 #pragma unroll
     for (int u = 0; u < 12; ++u) top[u] = raised[u] = kMinusInf;
     // Beside the codes of a tile: of its record k_scale, masks, levels; the places of the tile after the next one of this warpgroup.
     auto issue = [&](int i, int odd, const Cells& cells) {
-      copy_codes(codes + odd * kCodes, pool, cells, tid);
-      const unsigned char* const record = records + static_cast<int64_t>(i) * tile::kRecordBytes;
-      const int j = (tid & 127) * 16;
+      const int thread = thread_now(), j = (thread & 127) * 16;
+      copy_codes(codes_at(odd), kept().k, cells, thread);
+      const unsigned char* const record = kept().records + static_cast<int64_t>(i) * tile::kRecordBytes;
       const bool here = j < 1024;
-      if (here || (j < kExtras && i + 2 * kStep < nt))
-        copy16(shared_address(raw_tile) + extras + odd * kExtras + j, here ? record + tile::kKScales + j : record + 2 * kStep * tile::kRecordBytes + j - 1024);
+      if (here || (j < kExtras && i + 2 * kStep < kept().nt))
+        copy16(shared_address(raw_tile) + extras_at(odd) + j, here ? record + tile::kKScales + j : record + 2 * kStep * tile::kRecordBytes + j - 1024);
     };
-    const int begin = group / kBlocks;
+    const int begin = group() / kBlocks;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const int i = begin + odd * kStep;
-      if (i < nt) issue(i, odd, Cells(records + static_cast<int64_t>(i) * tile::kRecordBytes, tid));
+      if (i < kept().nt) issue(i, odd, Cells(kept().records + static_cast<int64_t>(i) * tile::kRecordBytes, thread_now()));
       commit_copies();
     }
-    const int cell = (warp & 3) * 16 + g;
     unsigned char* out = words() + begin * (2 * kUnitBytes) + (warp >> 1 & 1) * kUnitBytes + block * 6144 + (g >> 1 & 1) * 512 +
                          ((g >> 2) + 4 * t + (warp & 1) * 16) * 16 + (g & 1) * 8;
-    const int inner_first = p.ids ? 0 : Span(p, kept().end - 1).first, inner_last = p.ids ? 0x7fffffff : Span(p, kept().query).last;
-    uint32_t seen = 0;
-    bool bad = false;
-    int odd = 0;
-    for (int i = begin; i < nt; i += kStep, odd ^= 1, out += kStep * (2 * kUnitBytes)) {
+#pragma unroll 1
+    for (int i = begin; i < kept().nt; i += kStep, out += kStep * (2 * kUnitBytes)) {
       land_copies<1>();
       fence_async_shared();
-      join_warpgroup(group);
-      const unsigned char* const extra = raw_tile + extras + odd * kExtras;
+      join_warpgroup(group());
+      const int odd = i / kStep & 1;
+      const unsigned char* const extra = raw_tile + extras_at(odd);
       // The same in all of a warp, and so that the compiler knows it.
-      const uint32_t a = __shfl_sync(~0u, place_of_matrix(codes + odd * kCodes), 0), b = __shfl_sync(~0u, place_of_matrix(shared_address(raw_tile) + block * kBlockDigits), 0);
-      int d[2][24];
+      const uint32_t a = __shfl_sync(~0u, place_of_matrix(codes_at(odd)), 0), b = __shfl_sync(~0u, place_of_matrix(shared_address(raw_tile) + block * kBlockDigits), 0);
       auto multiply = [&](int (&sums)[24], int step) {
         const int chunk = step / kGroups, part = step % kGroups;
         const uint32_t ai = a + ((part >> 1) * 8192 + (part & 1) * 64) / 16;
@@ -222,8 +232,12 @@ struct TileBlock {
         wgmma(sums, matrix(ai + 2), matrix(bi + 2), 1);
         wgmma_commit();
       };
-      multiply(d[0], 0);
-      multiply(d[1], 1);
+      uint32_t active = 7;
+      if (p.ids) {
+        const uint2 masks = *reinterpret_cast<const uint2*>(extra + 512 + lane_now() * 8);
+        active = active_rows(masks.x | masks.y, block);
+      }
+      const int cell = (thread_now() >> 5 & 3) * 16 + (lane_now() >> 2);
       float k[2][kGroups];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -238,14 +252,15 @@ struct TileBlock {
         mask[r] = *reinterpret_cast<const uint32_t*>(extra + 512 + cell * 4 + r * 32);
         level[r] = *reinterpret_cast<const float*>(extra + 768 + cell * 4 + r * 32);
       }
-      if (const int base = first_cell + i * 64; !p.ids && (base < inner_first || base + 63 > inner_last))
+      const uint32_t all = kept().all;
+      if (const int base = kept().first_cell + i * 64; !p.ids && (base < kept().inner_first || base + 63 > kept().inner_last))
         mask[0] &= in_reach(base + cell), mask[1] &= in_reach(base + cell + 8);
       mask[0] &= all, mask[1] &= all;
-      seen |= mask[0] | mask[1];
+      if (const uint32_t fresh = (mask[0] | mask[1]) & ~kept().seen) atomicOr(&state().seen, fresh);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (level[r] != kBadLevel) continue;
-        bad |= mask[r] != 0;  // a bad row's item is another kernel's
+        if (mask[r]) state().bad = 1;  // a bad row's item is another kernel's
         level[r] = kLeastLevel;
       }
       const bool whole = __all_sync(~0u, mask[0] == all && mask[1] == all);  // no need to look at masks
@@ -274,12 +289,7 @@ struct TileBlock {
           __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024 + 32), make_uint2(kept[1], kept[3]));
         }
       };
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int chunk = step / kGroups, part = step % kGroups;
-        int (&sums)[24] = d[step & 1];
-        if (step == kSteps - 1) wait_for<0>(sums);
-        else wait_for<1>(sums);
+      auto join = [&](int (&sums)[24], int chunk, int part) {
         const float4 f4 = state().factors[block][part][chunk][t];
         const float f[4] = {f4.x, f4.y, f4.z, f4.w};
 #pragma unroll
@@ -287,20 +297,43 @@ struct TileBlock {
           const float y = __fmul_rn(A::join(sums[u], sums[8 + u] * 256 + sums[16 + u]), f[(u >> 2) * 2 + (u & 1)]), kk = k[u >> 1 & 1][part];
           x[u] = part == 0 ? __fmul_rn(y, kk) : __fmaf_rn(y, kk, x[u]);
         }
-        if (step + 2 < kSteps) multiply(sums, step + 2);
-        if (step == kSteps - 1) {
-          const Cells cells(extra + 1024, tid);
-          join_warpgroup(group);
-          if (i + 2 * kStep < nt) issue(i + 2 * kStep, odd, cells);
-          commit_copies();
+      };
+      auto turn = [&]() {  // nothing of the stage is needed any more
+        const Cells cells(extra + 1024, thread_now());
+        join_warpgroup(group());
+        if (i + 2 * kStep < kept().nt) issue(i + 2 * kStep, i / kStep & 1, cells);
+        commit_copies();
+      };
+      if (active == 7) {
+        int d[2][24];
+        multiply(d[0], 0), multiply(d[1], 1);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          int (&sums)[24] = d[step & 1];
+          if (step == kSteps - 1) wait_for<0>(sums);
+          else wait_for<1>(sums);
+          join(sums, step / kGroups, step % kGroups);
+          if (step + 2 < kSteps) multiply(sums, step + 2);
+          if (step == kSteps - 1) turn();
+          if (step % kGroups == kGroups - 1) finish(step / kGroups);
         }
-        if (part == kGroups - 1) finish(chunk);
+      } else {
+#pragma unroll
+        for (int chunk = 0; chunk < 3; ++chunk) {
+          if (!(active >> chunk & 1)) continue;
+#pragma unroll
+          for (int part = 0; part < kGroups; ++part) {
+            int d[24];
+            multiply(d, chunk * kGroups + part);
+            wait_for<0>(d);
+            join(d, chunk, part);
+          }
+          finish(chunk);
+        }
+        turn();
       }
     }
     land_copies<0>();
-    if (bad) state().bad = 1;
-    seen = __reduce_or_sync(~0u, seen);
-    if (lane == 0 && seen) atomicOr(&state().seen, seen);
 #pragma unroll
     for (int u = 0; u < 12; ++u) {
 #pragma unroll
