@@ -111,15 +111,23 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
 // as fewer bits than entries.
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
-  __shared__ int warp_sum[16], surplus;
+  __shared__ int places[16][8], surplus, sum;  // per warp and kind of cell
+  __shared__ unsigned char kinds[128];
   constexpr int kThreads = tile::kUnionThreads;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
   const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * w.queries, end_query = min(first_query + w.queries, p.n_q);
-  const int chunks = (p.seq[0].kv_len + 15) >> 4;
+  const int chunks = (p.seq[0].kv_len + 15) >> 4, rows = (w.groups == 1 ? 2 : 1) * tile::kRows;
   if (tid == 0) {
     surplus = 0;
     if (item == 0) *w.next = 0;
+  }
+  if (tid < 128) {  // of a mask: a bit for each third of the tile's rows
+    int kind = 0;
+    for (int r = 0; r < w.queries; ++r)
+      if (tid >> r & 1)
+        for (int third = r * p.heads_per_kv * 3 / rows; third <= ((r + 1) * p.heads_per_kv - 1) * 3 / rows; ++third) kind |= 1 << third;
+    kinds[tid] = static_cast<unsigned char>(kind);
   }
   for (int i = tid; i < chunks; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
@@ -164,29 +172,67 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     }
   }
   __syncthreads();
-  int mine = 0;
+  // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later.
   auto present = [](uint32_t x) { return x + 0x7f7f7f7fu & 0x80808080u; };  // of up to 7 queries
-  for (int i = tid; i < chunks; i += kThreads) {
-    const uint4 x = seen[i];
-    mine += __popc(present(x.x)) + __popc(present(x.y)) + __popc(present(x.z)) + __popc(present(x.w));
-    extra -= __popc(x.x) + __popc(x.y) + __popc(x.z) + __popc(x.w);
-  }
+  // Calls f with every cell that is seen, its mask and its kind.
+  auto each_cell = [&](auto f) {
+    for (int i = tid; i < chunks; i += kThreads) {
+      const uint4 x = seen[i];
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        for (uint32_t found = present(words[j]); found; found &= found - 1) {
+          const int byte = (__ffs(found) >> 3) - 1;  // bit 7 of each
+          const uint32_t mask = words[j] >> 8 * byte & 127u;
+          f(static_cast<uint32_t>(i * 16 + j * 4 + byte), mask, kinds[mask]);
+        }
+    }
+  };
+  // Eight counts of 16 bits; a warp has at most 32 x 384 cells.
+  unsigned long long low = 0, high = 0;
+  auto count_of = [&](int kind) { return static_cast<int>((kind & 4 ? high : low) >> (kind & 3) * 16 & 0xffff); };
+  auto add = [&](int kind) {
+    const unsigned long long one = 1ull << (kind & 3) * 16;
+    low += kind & 4 ? 0 : one, high += kind & 4 ? one : 0;
+  };
+  each_cell([&](uint32_t, uint32_t mask, int kind) {
+    add(kind);
+    extra -= static_cast<int>(__popc(mask));
+  });
   if (extra) atomicAdd(&surplus, extra);
-  int before = mine;
+  const unsigned long long own[2] = {low, high};
 #pragma unroll
   for (int o = 1; o < 32; o <<= 1) {
-    const int x = __shfl_up_sync(~0u, before, o);
-    if (lane >= o) before += x;
+    const unsigned long long x = __shfl_up_sync(~0u, low, o), y = __shfl_up_sync(~0u, high, o);
+    if (lane >= o) low += x, high += y;
   }
-  if (lane == 31) warp_sum[warp] = before;
+  if (lane == 31)
+    for (int kind = 0; kind < 8; ++kind) places[warp][kind] = count_of(kind);
+  low -= own[0], high -= own[1];
   __syncthreads();
-  int total = 0;
-  before -= mine;
+  if (warp == 0) {
+    const int kind = lane & 7;
+    int all = 0;
 #pragma unroll
-  for (int i = 0; i < kThreads / 32; ++i) {
-    if (i < warp) before += warp_sum[i];
-    total += warp_sum[i];
+    for (int i = 0; i < kThreads / 32; ++i) all += places[i][kind];
+    int before = all;
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1) {
+      const int x = __shfl_up_sync(~0u, before, o);
+      if (kind >= o) before += x;
+    }
+    if (lane == 7) sum = before;
+    before -= all;
+    __syncwarp();
+    if (lane < 8)
+      for (int i = 0; i < kThreads / 32; ++i) {
+        const int x = places[i][kind];
+        places[i][kind] = before;
+        before += x;
+      }
   }
+  __syncthreads();
+  const int total = sum;
   const bool left = surplus != 0;
   if (tid < heads) w.flags[item + tid] = left, w.counts[item + tid] = total;
   if (left) return;
@@ -195,16 +241,10 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
   unsigned char* const records = w.records + item * apart;
   auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + (i & 63); };
-  for (int i = tid; i < chunks; i += kThreads) {
-    const uint4 x = seen[i];
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      for (uint32_t found = present(words[j]); found; found &= found - 1) {
-        const int byte = (__ffs(found) >> 3) - 1;  // bit 7 of each
-        *slot(before++) = static_cast<uint32_t>(i * 16 + j * 4 + byte) | (words[j] >> 8 * byte & 127u) << kMaskShift;
-      }
-  }
+  each_cell([&](uint32_t cell, uint32_t mask, int kind) {
+    *slot(places[warp][kind] + count_of(kind)) = cell | mask << kMaskShift;
+    add(kind);
+  });
   __syncthreads();
   constexpr int N = 2;
   const int end = (total + 63) & ~63;
