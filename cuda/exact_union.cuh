@@ -19,8 +19,6 @@ struct Span {
 
 // Levels stand as FP32 numbers; a cell that has a scale that is not finite has one that cannot be.
 constexpr float kBadLevel = 1000.0f, kLeastLevel = -1000.0f;
-constexpr int kMaskShift = 18;  // of a cell in a list that is being made
-static_assert(tile::kMostCells <= 1 << kMaskShift, "");
 
 // A cell's place among the words of its 16: a thread of the scores holds cells i and i + 8 and stores them side by side.
 __device__ __forceinline__ int word_place(int i) { return (i & ~15) + (i & 7) * 2 + (i >> 3 & 1); }
@@ -107,144 +105,152 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
   }
 }
 
-// One block per item, or per tile where all KV heads have the same lists. A byte per cell gathers the queries' bits; a cell twice in a list shows
-// as fewer bits than entries.
-__device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
+// One block per item, or per tile where all KV heads have the same lists. The context goes by windows; in each, a mask of 1 << size bytes per cell
+// gathers the queries' bits. A cell twice in a list shows as fewer bits than entries.
+template <int size>
+__device__ __forceinline__ void union_of(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
   __shared__ int places[16][8], surplus, sum;  // per warp and kind of cell
-  __shared__ unsigned char kinds[128];
-  constexpr int kThreads = tile::kUnionThreads;
+  constexpr int kThreads = tile::kUnionThreads, kWidth = 8 << size;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
   const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * w.queries, end_query = min(first_query + w.queries, p.n_q);
-  const int chunks = (p.seq[0].kv_len + 15) >> 4, rows = (w.groups == 1 ? 2 : 1) * tile::kRows;
+  const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
+  unsigned char* const records = w.records + item * apart;
+  auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kMasks) + (i & 63); };
   if (tid == 0) {
     surplus = 0;
     if (item == 0) *w.next = 0;
   }
-  if (tid < 128) {  // of a mask: a bit for each third of the tile's rows
-    int kind = 0;
-    for (int r = 0; r < w.queries; ++r)
-      if (tid >> r & 1)
-        for (int third = r * p.heads_per_kv * 3 / rows; third <= ((r + 1) * p.heads_per_kv - 1) * 3 / rows; ++third) kind |= 1 << third;
-    kinds[tid] = static_cast<unsigned char>(kind);
-  }
-  for (int i = tid; i < chunks; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
-  __syncthreads();
-  int extra = 0;  // entries less bits
-  constexpr int kAtOnce = 4, U = 2;
+  // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later. A kind: a bit for each
+  // third of the tile's rows.
+  const int third = (w.groups == 1 ? 2 : 1) * tile::kRows / 3;
+  auto queries_of = [&](int i) {
+    const int first = i * third / p.heads_per_kv, last = ((i + 1) * third - 1) / p.heads_per_kv;
+    return (last < 31 ? (2u << last) - 1 : ~0u) & (first < 32 ? ~0u << first : 0);
+  };
+  const uint32_t bits[3] = {queries_of(0), queries_of(1), queries_of(2)};
+  const int end_cell = Span(p, end_query - 1).last + 1, begin_cell = Span(p, first_query).first;
+  int extra = 0, total = 0;  // entries less bits; cells
 #pragma unroll 1
-  for (int query = first_query; query < end_query; query += kAtOnce) {
-    int count[kAtOnce], most = 0;
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      const int index = min(query + r, p.n_q - 1);
-      count[r] = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
-    }
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      const Span span(p, query + r);
-      count[r] = query + r >= end_query || span.last < span.first ? 0 : max(0, min(count[r], p.cap)) << p.granularity_log2;
-      most = max(most, count[r]);
-    }
+  for (int base = begin_cell / w.window * w.window; base < end_cell; base += w.window) {
+    const int chunks = ((min(w.window, p.seq[0].kv_len - base) << size) + 15) >> 4;
+    __syncthreads();
+    for (int i = tid; i < chunks; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    constexpr int kAtOnce = 4, U = 2;
 #pragma unroll 1
-    for (int e = tid; e < most; e += U * kThreads) {
-      int raw[U][kAtOnce];
+    for (int query = first_query; query < end_query; query += kAtOnce) {
+      int count[kAtOnce], most = 0;
 #pragma unroll
-      for (int u = 0; u < U; ++u)
-#pragma unroll
-        for (int r = 0; r < kAtOnce; ++r) {
-          const int at = e + u * kThreads;
-          raw[u][r] = at < count[r] ? __ldg(p.ids + (query + r) * p.ids_stride + kv * p.ids_head_stride + (at >> p.granularity_log2)) : -1;
-        }
+      for (int r = 0; r < kAtOnce; ++r) {
+        const int index = min(query + r, p.n_q - 1);
+        count[r] = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
+      }
 #pragma unroll
       for (int r = 0; r < kAtOnce; ++r) {
         const Span span(p, query + r);
+        count[r] = query + r >= end_query || span.last < span.first ? 0 : max(0, min(count[r], p.cap)) << p.granularity_log2;
+        most = max(most, count[r]);
+      }
+#pragma unroll 1
+      for (int e = tid; e < most; e += U * kThreads) {
+        int raw[U][kAtOnce];
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-          if (static_cast<uint32_t>(raw[u][r]) > static_cast<uint32_t>(span.last >> p.granularity_log2)) continue;
-          const int cell = (raw[u][r] << p.granularity_log2) + (e + u * kThreads & (1 << p.granularity_log2) - 1);
-          if (cell < span.first || cell > span.last) continue;
-          ++extra;
-          atomicOr(reinterpret_cast<uint32_t*>(seen) + (cell >> 2), 1u << ((cell & 3) * 8 + query - first_query + r));
+        for (int u = 0; u < U; ++u)
+#pragma unroll
+          for (int r = 0; r < kAtOnce; ++r) {
+            const int at = e + u * kThreads;
+            raw[u][r] = at < count[r] ? __ldg(p.ids + (query + r) * p.ids_stride + kv * p.ids_head_stride + (at >> p.granularity_log2)) : -1;
+          }
+#pragma unroll
+        for (int r = 0; r < kAtOnce; ++r) {
+          const Span span(p, query + r);
+#pragma unroll
+          for (int u = 0; u < U; ++u) {
+            if (static_cast<uint32_t>(raw[u][r]) > static_cast<uint32_t>(span.last >> p.granularity_log2)) continue;
+            const int cell = (raw[u][r] << p.granularity_log2) + (e + u * kThreads & (1 << p.granularity_log2) - 1), at = cell - base;
+            if (cell < span.first || cell > span.last || static_cast<uint32_t>(at) >= static_cast<uint32_t>(w.window)) continue;
+            ++extra;
+            atomicOr(reinterpret_cast<uint32_t*>(seen) + (at >> (2 - size)), 1u << ((at & (3 >> size)) * kWidth + query - first_query + r));
+          }
         }
       }
     }
-  }
-  __syncthreads();
-  // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later.
-  auto present = [](uint32_t x) { return x + 0x7f7f7f7fu & 0x80808080u; };  // of up to 7 queries
-  // Calls f with every cell that is seen, its mask and its kind.
-  auto each_cell = [&](auto f) {
-    for (int i = tid; i < chunks; i += kThreads) {
-      const uint4 x = seen[i];
-      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    __syncthreads();
+    // Which of a word's cells are seen: the top bit of each, which no mask has, or of a whole word the lowest one.
+    auto present = [](uint32_t x) -> uint32_t { return size == 0 ? x + 0x7f7f7f7fu & 0x80808080u : size == 1 ? x + 0x7fff7fffu & 0x80008000u : x != 0; };
+    // Calls f with every cell that is seen, its mask and its kind.
+    auto each_cell = [&](auto f) {
+      for (int i = tid; i < chunks; i += kThreads) {
+        const uint4 x = seen[i];
+        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        for (uint32_t found = present(words[j]); found; found &= found - 1) {
-          const int byte = (__ffs(found) >> 3) - 1;  // bit 7 of each
-          const uint32_t mask = words[j] >> 8 * byte & 127u;
-          f(static_cast<uint32_t>(i * 16 + j * 4 + byte), mask, kinds[mask]);
+        for (int j = 0; j < 4; ++j)
+          for (uint32_t found = present(words[j]); found; found &= found - 1) {
+            const int from = (__ffs(found) - 1) / kWidth * kWidth;
+            const uint32_t mask = size == 2 ? words[j] : words[j] >> from & (1u << (kWidth & 31)) - 1;
+            const int kind = (mask & bits[0] ? 1 : 0) | (mask & bits[1] ? 2 : 0) | (mask & bits[2] ? 4 : 0);
+            f(base + (i * 4 + j << 2 - size) + from / kWidth, mask, kind);
+          }
+      }
+    };
+    // Eight counts of 16 bits; a warp has at most 32 x 384 cells.
+    unsigned long long low = 0, high = 0;
+    auto count_of = [&](int kind) { return static_cast<int>((kind & 4 ? high : low) >> (kind & 3) * 16 & 0xffff); };
+    auto add = [&](int kind) {
+      const unsigned long long one = 1ull << (kind & 3) * 16;
+      low += kind & 4 ? 0 : one, high += kind & 4 ? one : 0;
+    };
+    each_cell([&](int, uint32_t mask, int kind) {
+      add(kind);
+      extra -= static_cast<int>(__popc(mask));
+    });
+    const unsigned long long own[2] = {low, high};
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      const unsigned long long x = __shfl_up_sync(~0u, low, o), y = __shfl_up_sync(~0u, high, o);
+      if (lane >= o) low += x, high += y;
+    }
+    if (lane == 31)
+      for (int kind = 0; kind < 8; ++kind) places[warp][kind] = count_of(kind);
+    low -= own[0], high -= own[1];
+    __syncthreads();
+    if (warp == 0) {
+      const int kind = lane & 7;
+      int all = 0;
+#pragma unroll
+      for (int i = 0; i < kThreads / 32; ++i) all += places[i][kind];
+      int before = all;
+#pragma unroll
+      for (int o = 1; o < 8; o <<= 1) {
+        const int x = __shfl_up_sync(~0u, before, o);
+        if (kind >= o) before += x;
+      }
+      if (lane == 7) sum = before;
+      before += total - all;
+      __syncwarp();
+      if (lane < 8)
+        for (int i = 0; i < kThreads / 32; ++i) {
+          const int x = places[i][kind];
+          places[i][kind] = before;
+          before += x;
         }
     }
-  };
-  // Eight counts of 16 bits; a warp has at most 32 x 384 cells.
-  unsigned long long low = 0, high = 0;
-  auto count_of = [&](int kind) { return static_cast<int>((kind & 4 ? high : low) >> (kind & 3) * 16 & 0xffff); };
-  auto add = [&](int kind) {
-    const unsigned long long one = 1ull << (kind & 3) * 16;
-    low += kind & 4 ? 0 : one, high += kind & 4 ? one : 0;
-  };
-  each_cell([&](uint32_t, uint32_t mask, int kind) {
-    add(kind);
-    extra -= static_cast<int>(__popc(mask));
-  });
+    __syncthreads();
+    total += sum;
+    // The list: cells in the place of the levels, beside the masks.
+    each_cell([&](int cell, uint32_t mask, int kind) {
+      uint32_t* const to = slot(places[warp][kind] + count_of(kind));
+      to[0] = mask, to[(tile::kLevels - tile::kMasks) / 4] = static_cast<uint32_t>(cell);
+      add(kind);
+    });
+  }
   if (extra) atomicAdd(&surplus, extra);
-  const unsigned long long own[2] = {low, high};
-#pragma unroll
-  for (int o = 1; o < 32; o <<= 1) {
-    const unsigned long long x = __shfl_up_sync(~0u, low, o), y = __shfl_up_sync(~0u, high, o);
-    if (lane >= o) low += x, high += y;
-  }
-  if (lane == 31)
-    for (int kind = 0; kind < 8; ++kind) places[warp][kind] = count_of(kind);
-  low -= own[0], high -= own[1];
   __syncthreads();
-  if (warp == 0) {
-    const int kind = lane & 7;
-    int all = 0;
-#pragma unroll
-    for (int i = 0; i < kThreads / 32; ++i) all += places[i][kind];
-    int before = all;
-#pragma unroll
-    for (int o = 1; o < 8; o <<= 1) {
-      const int x = __shfl_up_sync(~0u, before, o);
-      if (kind >= o) before += x;
-    }
-    if (lane == 7) sum = before;
-    before -= all;
-    __syncwarp();
-    if (lane < 8)
-      for (int i = 0; i < kThreads / 32; ++i) {
-        const int x = places[i][kind];
-        places[i][kind] = before;
-        before += x;
-      }
-  }
-  __syncthreads();
-  const int total = sum;
   const bool left = surplus != 0;
   if (tid < heads) w.flags[item + tid] = left, w.counts[item + tid] = total;
   if (left) return;
-
-  // The list, in the place of the levels; then the records.
-  const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
-  unsigned char* const records = w.records + item * apart;
-  auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + (i & 63); };
-  each_cell([&](uint32_t cell, uint32_t mask, int kind) {
-    *slot(places[warp][kind] + count_of(kind)) = cell | mask << kMaskShift;
-    add(kind);
-  });
   __syncthreads();
   constexpr int N = 2;
   const int end = (total + 63) & ~63;
@@ -254,12 +260,19 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
 #pragma unroll
     for (int u = 0; u < N; ++u) {
       const int entry = i + u * kThreads;
-      const uint32_t word = entry < total ? *slot(entry) : 0;
-      cell[u] = word ? static_cast<int>(word & ((1u << kMaskShift) - 1)) : -1;
-      mask[u] = word >> kMaskShift;
+      const uint32_t* const from = slot(min(entry, end - 1));
+      const bool real = entry < total;
+      cell[u] = real ? static_cast<int>(from[(tile::kLevels - tile::kMasks) / 4]) : -1;
+      mask[u] = real ? from[0] : 0;
     }
     write_cells<N>(p, kv, kv + heads, records, apart, i, kThreads, end, cell, mask, w.groups, w.flags + item);
   }
+}
+
+__device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
+  if (w.queries <= 7) union_of<0>(p, w);
+  else if (w.queries <= 15) union_of<1>(p, w);
+  else union_of<2>(p, w);
 }
 
 // Without ids: every cell of the context once per KV head, for all tiles; which query sees it the tiles know by its number.

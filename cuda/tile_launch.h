@@ -3,7 +3,7 @@
 //
 // | symbol                       | grid                     | block | dynamic shared memory | parameters      | when            |
 // | ---------------------------- | ------------------------ | ----- | --------------------- | --------------- | --------------- |
-// | strata_tile_union            | union_grid()             | 512   | kv_len, rounded to 16 | Params, Tiles   | ids             |
+// | strata_tile_union            | union_grid()             | 512   | union_shared_bytes()  | Params, Tiles   | ids             |
 // | strata_tile_cells            | cells_grid()             | 256   | 0                     | Params, Tiles   | no ids          |
 // | strata_exact_tile_d{D}_g64   | Tiles::blocks            | 512   | shared_bytes(D)       | Params, Tiles   | always          |
 // | strata_exact_rest_d{D}_g64   | rest_grid()              | D / 2 | that of exact         | Params, Tiles   | always          |
@@ -25,6 +25,7 @@ struct Tiles {
   int32_t* next;           // the next item for a block that is done with its first
   int32_t queries, tiles, blocks;
   int32_t record_tiles, item_tiles;  // of 64 cells
+  int32_t window;                    // cells that the union looks at at once
   int32_t groups;                    // of a cell's scales
 };
 
@@ -52,8 +53,7 @@ constexpr int kStateBytes = 11264;
 constexpr int state_at(int dim) { return first_bytes(dim) + 2 * kValueSlots * kValueBytes; }
 constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at(dim) + kStateBytes); }
 
-constexpr int kMostListQueries = 7;        // bits of a mask in the union's byte per cell
-constexpr int64_t kMostCells = 196608;     // of a context with ids: a byte each in shared memory
+constexpr int kMostWindow = 192 * 1024;    // bytes of a window of the context's masks, in the union
 constexpr int64_t kMostEntries = 65536;    // that a query sees: 32-bit sums of 255 * 128 hold 65,793 terms
 constexpr int64_t kMostWords = int64_t{1} << 30;  // bytes, of all blocks
 constexpr int64_t kPlaceLimit = int64_t{1} << 36;
@@ -68,6 +68,8 @@ inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
   t.queries = most < 32 ? most : 32;
   t.tiles = (p.n_q + t.queries - 1) / t.queries;
   t.groups = dim / 64;
+  const int32_t mask_bytes = t.queries <= 7 ? 1 : t.queries <= 15 ? 2 : 4;
+  t.window = static_cast<int32_t>(up(kv_len, 16) * mask_bytes < kMostWindow ? up(kv_len, 16) : kMostWindow / mask_bytes);
   int64_t seen = ceil_div(kv_len, 64), records = seen;
   if (p.ids) {
     const int64_t listed = ceil_div(t.queries * (int64_t{p.cap} << p.granularity_log2), 64);
@@ -88,7 +90,6 @@ inline bool serves(const Params& p, int dim, int32_t processors, int64_t pool_by
   if (p.seq[0].kv_len > kMostEntries && (!p.ids || int64_t{p.cap} << p.granularity_log2 > kMostEntries)) return false;
   Tiles t = {};
   shape(p, dim, processors, t);
-  if (p.ids && (t.queries > kMostListQueries || p.seq[0].kv_len > kMostCells)) return false;
   return int64_t{t.blocks} * t.item_tiles * row_blocks(dim) * kWordBytes <= kMostWords;
 }
 
@@ -106,7 +107,7 @@ inline int64_t plan(const Params& p, int dim, int32_t processors, unsigned char*
   return used;
 }
 
-inline uint32_t union_shared_bytes(const Params& p) { return static_cast<uint32_t>(up(p.seq[0].kv_len, 16)); }
+inline uint32_t union_shared_bytes(const Tiles& t) { return static_cast<uint32_t>(t.window * (t.queries <= 7 ? 1 : t.queries <= 15 ? 2 : 4)); }
 inline uint32_t cells_grid(const Params& p) {
   return static_cast<uint32_t>(p.n_kv * ((p.seq[0].kv_len + kCellsThreads - 1) / kCellsThreads));
 }

@@ -42,7 +42,7 @@ def build(name, architecture):
 class Tiles(ctypes.Structure):
     _fields_ = [
         *[(x, ctypes.c_uint64) for x in ("records", "words", "counts", "flags", "next")],
-        *[(x, ctypes.c_int32) for x in ("queries", "tiles", "blocks", "record_tiles", "item_tiles", "groups")],
+        *[(x, ctypes.c_int32) for x in ("queries", "tiles", "blocks", "record_tiles", "item_tiles", "window", "groups")],
     ]
 
 
@@ -77,13 +77,13 @@ class TileKernels:
         ks.lib.config_for(4, ctypes.byref(own), dim, other, ctypes.byref(block), ctypes.byref(shared))
         tile, rest = self.f[f"exact_tile_d{dim}_g64"], self.f[f"exact_rest_d{dim}_g64"]
         d.allow_shared(rest, shared.value)
-        items, kv_len = t.tiles * own.n_kv, own.seq[0].kv_len
+        items = t.tiles * own.n_kv
 
         def work():
             if "first" in parts:
                 if own.ids:
                     grid = self.lib.union_grid(ctypes.byref(own), ctypes.byref(t))
-                    d.launch(self.f["tile_union"], grid, 512, (kv_len + 15) // 16 * 16, own, t)
+                    d.launch(self.f["tile_union"], grid, 512, self.lib.union_shared_bytes(ctypes.byref(t)), own, t)
                 else:
                     d.launch(self.f["tile_cells"], self.lib.cells_grid(ctypes.byref(own)), 256, 0, own, t)
             if "tile" in parts:
