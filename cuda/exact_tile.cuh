@@ -299,7 +299,7 @@ struct TileBlock {
         }
       };
       auto turn = [&]() {  // nothing of the stage is needed any more
-        const Cells cells(extra + 1024, thread_now());
+        const Cells cells(raw_tile + extras_at(i / kStep & 1) + 1024, thread_now());
         join_warpgroup(group());
         if (i + 2 * kStep < kept().nt) issue(i + 2 * kStep, i / kStep & 1, cells);
         commit_copies();

@@ -35,9 +35,14 @@ __device__ __forceinline__ void rest_kernel(const Params& p, const Tiles& w) {
 #define STRATA_PA_BODY(...)
 #endif
 
-extern "C" __global__ void __launch_bounds__(512, 2) strata_tile_union(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
-  STRATA_PA_BODY(union_kernel(p, w));
-}
+#define STRATA_PA_UNION(bits, size)                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(512, 2) strata_tile_union##bits(const __grid_constant__ Params p, const __grid_constant__ Tiles w) { \
+    STRATA_PA_BODY(union_kernel<size>(p, w));                                                                                                     \
+  }
+
+STRATA_PA_UNION(8, 0)
+STRATA_PA_UNION(16, 1)
+STRATA_PA_UNION(32, 2)
 extern "C" __global__ void __launch_bounds__(256, 8) strata_tile_cells(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {
   STRATA_PA_BODY(cells_kernel(p, w));
 }

@@ -108,7 +108,7 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
 // One block per item, or per tile where all KV heads have the same lists. The context goes by windows; in each, a mask of 1 << size bytes per cell
 // gathers the queries' bits. A cell twice in a list shows as fewer bits than entries.
 template <int size>
-__device__ __forceinline__ void union_of(const Params& p, const Tiles& w) {
+__device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
   __shared__ int places[16][8], surplus, sum;  // per warp and kind of cell
   constexpr int kThreads = tile::kUnionThreads, kWidth = 8 << size;
@@ -267,12 +267,6 @@ __device__ __forceinline__ void union_of(const Params& p, const Tiles& w) {
     }
     write_cells<N>(p, kv, kv + heads, records, apart, i, kThreads, end, cell, mask, w.groups, w.flags + item);
   }
-}
-
-__device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
-  if (w.queries <= 7) union_of<0>(p, w);
-  else if (w.queries <= 15) union_of<1>(p, w);
-  else union_of<2>(p, w);
 }
 
 // Without ids: every cell of the context once per KV head, for all tiles; which query sees it the tiles know by its number.

@@ -3,7 +3,7 @@
 //
 // | symbol                       | grid                     | block | dynamic shared memory | parameters      | when            |
 // | ---------------------------- | ------------------------ | ----- | --------------------- | --------------- | --------------- |
-// | strata_tile_union            | union_grid()             | 512   | union_shared_bytes()  | Params, Tiles   | ids             |
+// | union_symbol()               | union_grid()             | 512   | union_shared_bytes()  | Params, Tiles   | ids             |
 // | strata_tile_cells            | cells_grid()             | 256   | 0                     | Params, Tiles   | no ids          |
 // | strata_exact_tile_d{D}_g64   | Tiles::blocks            | 512   | shared_bytes(D)       | Params, Tiles   | always          |
 // | strata_exact_rest_d{D}_g64   | rest_grid()              | D / 2 | that of exact         | Params, Tiles   | always          |
@@ -61,6 +61,9 @@ constexpr int64_t kPlaceLimit = int64_t{1} << 36;
 inline int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 inline int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
+// Of a cell's mask in the union; its top bit is free, or it is a whole word.
+inline int32_t mask_bytes(const Tiles& t) { return t.queries <= 7 ? 1 : t.queries <= 15 ? 2 : 4; }
+
 // Fills all but the pointers.
 inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
   const int64_t kv_len = p.seq[0].kv_len;
@@ -68,8 +71,7 @@ inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
   t.queries = most < 32 ? most : 32;
   t.tiles = (p.n_q + t.queries - 1) / t.queries;
   t.groups = dim / 64;
-  const int32_t mask_bytes = t.queries <= 7 ? 1 : t.queries <= 15 ? 2 : 4;
-  t.window = static_cast<int32_t>(up(kv_len, 16) * mask_bytes < kMostWindow ? up(kv_len, 16) : kMostWindow / mask_bytes);
+  t.window = static_cast<int32_t>(up(kv_len, 16) * mask_bytes(t) < kMostWindow ? up(kv_len, 16) : kMostWindow / mask_bytes(t));
   int64_t seen = ceil_div(kv_len, 64), records = seen;
   if (p.ids) {
     const int64_t listed = ceil_div(t.queries * (int64_t{p.cap} << p.granularity_log2), 64);
@@ -107,7 +109,8 @@ inline int64_t plan(const Params& p, int dim, int32_t processors, unsigned char*
   return used;
 }
 
-inline uint32_t union_shared_bytes(const Tiles& t) { return static_cast<uint32_t>(t.window * (t.queries <= 7 ? 1 : t.queries <= 15 ? 2 : 4)); }
+inline uint32_t union_shared_bytes(const Tiles& t) { return static_cast<uint32_t>(t.window * mask_bytes(t)); }
+inline const char* union_symbol(const Tiles& t) { return mask_bytes(t) == 1 ? "strata_tile_union8" : mask_bytes(t) == 2 ? "strata_tile_union16" : "strata_tile_union32"; }
 inline uint32_t cells_grid(const Params& p) {
   return static_cast<uint32_t>(p.n_kv * ((p.seq[0].kv_len + kCellsThreads - 1) / kCellsThreads));
 }

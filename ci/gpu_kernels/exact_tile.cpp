@@ -31,6 +31,7 @@ unsigned tile_shared_bytes(int dim) { return tile::shared_bytes(dim); }
 int tile_serves(const Params* p, int dim, int processors, long long pool_bytes) { return tile::serves(*p, dim, processors, pool_bytes); }
 unsigned union_grid(const Params* p, const Tiles* t) { return tile::union_grid(*p, *t); }
 unsigned union_shared_bytes(const Tiles* t) { return tile::union_shared_bytes(*t); }
+const char* union_symbol(const Tiles* t) { return tile::union_symbol(*t); }
 unsigned cells_grid(const Params* p) { return tile::cells_grid(*p); }
 unsigned rest_grid(const Params* p, const Tiles* t, int processors) { return tile::rest_grid(*p, *t, processors); }
 long long tile_plan(const Params* p, int dim, int processors, unsigned char* at, Tiles* t) { return tile::plan(*p, dim, processors, at, *t); }

@@ -49,15 +49,16 @@ class Tiles(ctypes.Structure):
 class TileKernels:
     def __init__(self, kernels, image):
         self.k, self.lib = kernels, ctypes.CDLL(str(OUT / "exact_tile.so"))
-        self.lib.tile_plan.restype = ctypes.c_longlong
+        self.lib.tile_plan.restype, self.lib.union_symbol.restype = ctypes.c_longlong, ctypes.c_char_p
         assert self.lib.tiles_bytes() == ctypes.sizeof(Tiles)
         d = kernels.driver
         module = d.load(image)
-        names = ["tile_union", "tile_cells", *[f"exact_{x}_d{dim}_g64" for dim in (64, 128, 256) for x in ("tile", "rest")]]
+        names = ["tile_union8", "tile_union16", "tile_union32", "tile_cells", *[f"exact_{x}_d{dim}_g64" for dim in (64, 128, 256) for x in ("tile", "rest")]]
         self.f = {x: d.function(module, f"strata_{x}") for x in names}
         for dim in (64, 128, 256):
             d.allow_shared(self.f[f"exact_tile_d{dim}_g64"], self.lib.tile_shared_bytes(dim))
-        d.allow_shared(self.f["tile_union"], 196608)
+        for bits in (8, 16, 32):
+            d.allow_shared(self.f[f"tile_union{bits}"], 196608)
         self.processors = d.device_attribute(16)
 
     def serves(self, problem):
@@ -83,7 +84,7 @@ class TileKernels:
             if "first" in parts:
                 if own.ids:
                     grid = self.lib.union_grid(ctypes.byref(own), ctypes.byref(t))
-                    d.launch(self.f["tile_union"], grid, 512, self.lib.union_shared_bytes(ctypes.byref(t)), own, t)
+                    d.launch(self.f[self.lib.union_symbol(ctypes.byref(t)).decode()[7:]], grid, 512, self.lib.union_shared_bytes(ctypes.byref(t)), own, t)
                 else:
                     d.launch(self.f["tile_cells"], self.lib.cells_grid(ctypes.byref(own)), 256, 0, own, t)
             if "tile" in parts:
