@@ -165,7 +165,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[s][i] = half_to_float(static_cast<uint16_t>(pairs[i >> 1] >> (i & 1) * 16));
       }
-      uint32_t active = ~0u;  // a bit for 16 rows that see one of the cells
+      constexpr uint32_t kAll = (1u << 3 * kBlocks) - 1;
+      uint32_t active = kAll;  // a bit for 16 rows that see one of the cells
       if (p.ids) active = active_rows(mask, 0) | (kBlocks == 2 ? active_rows(mask, 1) << 3 : 0);
       const int further = more ? tile::kMakers / 2 * tile::kRecordBytes : 0;
       scale += further, masks += further;
@@ -174,53 +175,57 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
       barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
       const uint32_t at = to + half + now.slot() * tile::kWeightBytes;
+      auto make = [&](auto whole) {
 #pragma unroll
-      for (int eight = 0; eight < kEights; ++eight) {
-        int (&own)[8] = x[eight % kAhead];
-        const unsigned char* const ahead = eight + kAhead < kEights ? from + (eight + kAhead) * 1024 : following + (eight + kAhead - kEights) * 1024;
-        const int r = eight % 6, column = (r >> 1) * 48 + (r & 1) * 8;
-        auto store = [&](int s, int d, uint32_t a, uint32_t b) {
-          const int other = kBlocks == 2 ? eight / 6 : s;
-          store_shared2(at + other * (tile::kWeightBytes / 4) + (d < 3 ? column + d * 16 : 144 + r * 8) * 32, a, b);
-        };
-        if (!(active >> (eight >> 1) & 1)) {  // their words were not written
+        for (int eight = 0; eight < kEights; ++eight) {
+          int (&own)[8] = x[eight % kAhead];
+          const unsigned char* const ahead = eight + kAhead < kEights ? from + (eight + kAhead) * 1024 : following + (eight + kAhead - kEights) * 1024;
+          const int r = eight % 6, column = (r >> 1) * 48 + (r & 1) * 8;
+          auto store = [&](int s, int d, uint32_t a, uint32_t b) {
+            const int other = kBlocks == 2 ? eight / 6 : s;
+            store_shared2(at + other * (tile::kWeightBytes / 4) + (d < 3 ? column + d * 16 : 144 + r * 8) * 32, a, b);
+          };
+          if (!decltype(whole)::value && !(active >> (eight >> 1) & 1)) {  // their words were not written
+            load(own, ahead);
+#pragma unroll
+            for (int i = 0; i < 4 * kSlots; ++i) store(i >> 2, i & 3, 0, 0);
+            continue;
+          }
+          int c[4];
+          load_shared4(c, anchor + eight * (8 * 16));
+          float e[8];
+#pragma unroll
+          for (int i = 0; i < 8; ++i) e[i] = moved(own[i], c[0], c[1]);
+          if constexpr (kSums) {
+#pragma unroll
+            for (int i = 0; i < 8; i += 2) {
+              const int a = __float2int_rn(moved(own[i], c[2], c[3])), b = __float2int_rn(moved(own[i + 1], c[2], c[3]));
+              sum[eight] += static_cast<uint32_t>(a) + static_cast<uint32_t>(b);  // of two terms below 2^31
+            }
+          }
           load(own, ahead);
 #pragma unroll
-          for (int i = 0; i < 4 * kSlots; ++i) store(i >> 2, i & 3, 0, 0);
-          continue;
-        }
-        int c[4];
-        load_shared4(c, anchor + eight * (8 * 16));
-        float e[8];
+          for (int s = 0; s < kSlots; ++s) {
+            uint32_t plane[4][2];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) e[i] = moved(own[i], c[0], c[1]);
-        if constexpr (kSums) {
+            for (int k = 0; k < 2; ++k) {
+              int y[4];
 #pragma unroll
-          for (int i = 0; i < 8; i += 2) {
-            const int a = __float2int_rn(moved(own[i], c[2], c[3])), b = __float2int_rn(moved(own[i + 1], c[2], c[3]));
-            sum[eight] += static_cast<uint32_t>(a) + static_cast<uint32_t>(b);  // of two terms below 2^31
+              for (int i = 0; i < 4; ++i) y[i] = __float2int_rn(__fmul_rn(e[k * 4 + i], v[s][k * 4 + i]));
+              const uint32_t y0 = byte_permute(y[0], y[1], 0x5140), y1 = byte_permute(y[2], y[3], 0x5140);
+              const uint32_t y2 = byte_permute(y[0], y[1], 0x7362), y3 = byte_permute(y[2], y[3], 0x7362);
+              plane[0][k] = byte_permute(y0, y1, 0x5410);
+              plane[1][k] = byte_permute(y0, y1, 0x7632);
+              plane[2][k] = byte_permute(y2, y3, 0x5410);
+              plane[3][k] = byte_permute(y2, y3, 0x7632);
+            }
+#pragma unroll
+            for (int d = 0; d < 4; ++d) store(s, d, plane[d][0], plane[d][1]);
           }
         }
-        load(own, ahead);
-#pragma unroll
-        for (int s = 0; s < kSlots; ++s) {
-          uint32_t plane[4][2];
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            int y[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) y[i] = __float2int_rn(__fmul_rn(e[k * 4 + i], v[s][k * 4 + i]));
-            const uint32_t y0 = byte_permute(y[0], y[1], 0x5140), y1 = byte_permute(y[2], y[3], 0x5140);
-            const uint32_t y2 = byte_permute(y[0], y[1], 0x7362), y3 = byte_permute(y[2], y[3], 0x7362);
-            plane[0][k] = byte_permute(y0, y1, 0x5410);
-            plane[1][k] = byte_permute(y0, y1, 0x7632);
-            plane[2][k] = byte_permute(y2, y3, 0x5410);
-            plane[3][k] = byte_permute(y2, y3, 0x7632);
-          }
-#pragma unroll
-          for (int d = 0; d < 4; ++d) store(s, d, plane[d][0], plane[d][1]);
-        }
-      }
+      };
+      if (active == kAll) make(Constant<1>());
+      else make(Constant<0>());
       from = following;
       fence_async_shared();
       __syncwarp();
