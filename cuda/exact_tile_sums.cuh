@@ -123,7 +123,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::weigh() {
-  constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks, kAhead = 3;  // groups of dims, of 8 rows; words are loaded this many of the latter ahead
+  constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks, kAhead = 4 - kBlocks;  // groups of dims, of 8 rows; words are loaded this many of the latter ahead
   const int lane = lane_now(), maker = (thread_now() >> 5) - 8, units = 2 * kept().nt;  // of 32 cells
   const unsigned char* const records = kept().records;
   const int row = lane >> 1 & 7, cells = (lane >> 4) * 16 + (lane & 1) * 8;  // of 8: this thread's; of 32: the first of its 8

@@ -122,14 +122,14 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     surplus = 0;
     if (item == 0) *w.next = 0;
   }
-  // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later. A kind: a bit for each
-  // third of the tile's rows.
+  // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later, and where all rows see
+  // all cells nobody looks at masks. A kind: a bit for each third of the tile's rows; 7 where all queries see it, 0 where but a part of all thirds does.
   const int third = (w.groups == 1 ? 2 : 1) * tile::kRows / 3;
   auto queries_of = [&](int i) {
     const int first = i * third / p.heads_per_kv, last = ((i + 1) * third - 1) / p.heads_per_kv;
     return (last < 31 ? (2u << last) - 1 : ~0u) & (first < 32 ? ~0u << first : 0);
   };
-  const uint32_t bits[3] = {queries_of(0), queries_of(1), queries_of(2)};
+  const uint32_t bits[3] = {queries_of(0), queries_of(1), queries_of(2)}, every = end_query - first_query < 32 ? (1u << end_query - first_query) - 1 : ~0u;
   const int end_cell = Span(p, end_query - 1).last + 1, begin_cell = Span(p, first_query).first;
   int extra = 0, total = 0;  // entries less bits; cells
 #pragma unroll 1
@@ -191,7 +191,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
             const int from = (__ffs(found) - 1) / kWidth * kWidth;
             const uint32_t mask = size == 2 ? words[j] : words[j] >> from & (1u << (kWidth & 31)) - 1;
             const int kind = (mask & bits[0] ? 1 : 0) | (mask & bits[1] ? 2 : 0) | (mask & bits[2] ? 4 : 0);
-            f(base + (i * 4 + j << 2 - size) + from / kWidth, mask, kind);
+            f(base + (i * 4 + j << 2 - size) + from / kWidth, mask, kind == 7 && mask != every ? 0 : kind);
           }
       }
     };
