@@ -29,7 +29,7 @@ struct TileBlock {
     float4 factors[kBlocks][kGroups][3][4];  // of rows 2t, 2t + 1, 8 + 2t, 9 + 2t of 16
     uint4 bits[kBlocks][3][4];               // of a cell's mask, laid out alike
     uint32_t chunk_bits[kBlocks * 3];        // of 16 rows together
-    float top[2][16][tile::kRows];           // per warp: greatest n, greatest n + level
+    float top[2][16][tile::kRows];           // per warp: greatest score, greatest n + level
     int4 anchors[kAllRows];                  // what to add to a word and the least sum, for W and for L
     float units[kAllRows], tops[kAllRows];   // 2^b; the anchor
     unsigned long long sums[kAllRows];
@@ -43,7 +43,6 @@ struct TileBlock {
     uint32_t all;                  // a bit per query
     int item, next, bad;
     int place;  // of how many tiles the block has made the weights, modulo two rounds of their slots
-    uint32_t seen;  // a bit per query that sees a cell
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
   static __device__ __forceinline__ State& state() { return *reinterpret_cast<State*>(raw_tile + kState); }
@@ -69,7 +68,7 @@ struct TileBlock {
     const int tid = thread_now(), kv = i % p.n_kv, query = (w.tiles - 1 - i / p.n_kv) * w.queries;  // late queries first: of a dense prompt they are the long ones
     const int end = min(query + w.queries, p.n_q);
     if (tid == 0) {
-      s.query = query, s.end = end, s.kv = kv, s.k = p.k + kv * p.k_stride.head, s.v = p.v + kv * p.v_stride.head, s.bad = 0, s.seen = 0;
+      s.query = query, s.end = end, s.kv = kv, s.k = p.k + kv * p.k_stride.head, s.v = p.v + kv * p.v_stride.head, s.bad = 0;
       s.all = end - query < 32 ? (1u << (end - query)) - 1 : ~0u;
       if (p.ids) {
         s.nt = (w.counts[i] + 63) >> 6;
@@ -256,7 +255,6 @@ struct TileBlock {
       if (const int base = kept().first_cell + i * 64; !p.ids && (base < kept().inner_first || base + 63 > kept().inner_last))
         mask[0] &= in_reach(base + cell), mask[1] &= in_reach(base + cell + 8);
       mask[0] &= all, mask[1] &= all;
-      if (const uint32_t fresh = (mask[0] | mask[1]) & ~kept().seen) atomicOr(&state().seen, fresh);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (level[r] != kBadLevel) continue;
@@ -271,7 +269,7 @@ struct TileBlock {
           const uint4 bits = state().bits[block][chunk][t];
           const uint32_t own[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-          for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kLowestScore;
+          for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kMinusInf;
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -279,10 +277,10 @@ struct TileBlock {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             constexpr float magic = kMagic - 127.0f;  // its low bits hold n - 127
+            const int u = chunk * 4 + n * 2 + (e & 1);
+            top[u] = fmaxf(top[u], x[n * 4 + e]);
             const float y = fmaxf(x[n * 4 + e], kLowestScore), z = __fadd_rn(y, magic), integer = __fsub_rn(z, magic);
             kept[e] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, integer)), z)));
-            const int u = chunk * 4 + n * 2 + (e & 1);
-            top[u] = fmaxf(top[u], integer);
             raised[u] = fmaxf(raised[u], __fadd_rn(integer, level[e >> 1]));
           }
           __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024), make_uint2(kept[0], kept[2]));
@@ -356,7 +354,8 @@ struct TileBlock {
     float top = kMinusInf, raised = kMinusInf;
     for (int i = 0; i < 16; ++i)
       if ((i >> 2) % kBlocks == block) top = fmaxf(top, s.top[0][i][row]), raised = fmaxf(raised, s.top[1][i][row]);
-    const bool any = real(tid) && (s.seen >> tid / p.heads_per_kv & 1);
+    const bool any = real(tid) && top != kMinusInf;
+    top = rintf(top);
     if (any && !(top >= kLowestAnchor && top <= kHighestAnchor)) s.bad = 1;
     const int anchor = any ? static_cast<int>(top) : 0, base = any ? static_cast<int>(fmaxf(kBFloor, __fsub_rn(raised, top))) : 0;
     // Terms of 2^-95 or less are 0 in L, those of 2^(-95 - b) in W.

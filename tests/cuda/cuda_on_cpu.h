@@ -153,7 +153,8 @@ inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __syncwarp() { machine::warp_barrier(); }
 inline unsigned long long __shfl_xor_sync(uint32_t, unsigned long long x, int o) { return machine::exchanged(x, (static_cast<int>(machine::thread()) & 31) ^ o); }
-inline int __shfl_up_sync(uint32_t, int x, int o) {
+template <class T>
+T __shfl_up_sync(uint32_t, T x, int o) {
   const int lane = static_cast<int>(machine::thread()) & 31;
   return machine::exchanged(x, lane < o ? lane : lane - o);
 }
@@ -163,6 +164,9 @@ inline bool __any_sync(uint32_t, bool x) {
 }
 inline uint32_t __reduce_or_sync(uint32_t, uint32_t x) {
   return static_cast<uint32_t>(machine::reduced(static_cast<int>(x), [](int a, int b) { return a | b; }));
+}
+inline bool __all_sync(uint32_t, bool x) {
+  return machine::reduced(x, [](int a, int b) { return a & b; }) != 0;
 }
 inline int __reduce_max_sync(uint32_t, int x) {
   return machine::reduced(x, [](int a, int b) { return a > b ? a : b; });
@@ -176,6 +180,7 @@ inline int thread_now() { return static_cast<int>(threadIdx.x); }
 inline int lane_now() { return thread_now() & 31; }
 inline void hide(int&) {}
 inline void hide(int (&)[4]) {}
+inline void still_read(const uint32_t (&)[4]) {}
 inline void add_wide(uint32_t& low, uint32_t& high, uint32_t x) { high += (low += x) < x; }
 
 inline uint32_t shared_address(const void* p) { return machine::shared_place(p); }
@@ -191,6 +196,10 @@ void load_shared2(T& x, T& y, uint32_t at) {
   x = both[0], y = both[1];
 }
 inline void load_shared4(int (&x)[4], uint32_t at) { load_from_shared(x, 4, at); }
+inline void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
+  const uint32_t both[2] = {x, y};
+  std::memcpy(machine::shared(at, 8, 8), both, 8);
+}
 
 inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from); }
 inline void commit_copies() { machine::commit_copies(); }
@@ -247,6 +256,10 @@ void wgmma_rs(int (&d)[n], const uint32_t (&a)[4], uint64_t b, int more) {
 template <int n>
 void wgmma_rs_s8u8(int (&d)[n], const uint32_t (&a)[4], uint64_t b, int more) {
   machine::wgmma({d, 2 * n, 0, b, a, more != 0, true, false});
+}
+template <int newer>
+void wait_products() {
+  machine::wgmma_wait(newer);
 }
 template <int newer, int n>
 void wait_for(int (&)[n]) {
