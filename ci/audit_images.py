@@ -194,7 +194,7 @@ SIZES = r"""
 #include "cuda/tile_launch.h"
 using namespace strata_pa::cuda;
 int main() {
-  std::printf("%u %lld %d\n", tile::kSharedBytes, static_cast<long long>(tile::kMostCells), rows::kListShared);
+  std::printf("%u %u %u %d %d\n", tile::shared_bytes(64), tile::shared_bytes(128), tile::shared_bytes(256), tile::kMostWindow, rows::kListShared);
   int id, dim, group, rows, entries;
   while (std::scanf("%d %d %d %d %d", &id, &dim, &group, &rows, &entries) == 5) {
     Params p = {};
@@ -228,7 +228,7 @@ def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
         subprocess.run(["g++", "-std=c++17", "-I", ROOT, "-x", "c++", "-", "-o", program], input=SIZES, text=True, check=True)
         sizes = subprocess.run([program], input="\n".join(asked), capture_output=True, text=True, check=True).stdout.split()
     shared: dict[str, int] = {}
-    for symbol, size, rows_size in zip(symbols, sizes[3::2], sizes[4::2], strict=True):
+    for symbol, size, rows_size in zip(symbols, sizes[5::2], sizes[6::2], strict=True):
         shared[symbol] = max(int(size), shared.get(symbol, 0))
         if symbol.startswith("strata_exact_"):
             rows_symbol = symbol.replace("exact_", "exact_rows_")
@@ -242,10 +242,10 @@ def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
         shared[part], least[part] = shared[symbol], least[symbol]
     only: dict[str, int] = {}
     if "exact" not in without:
-        plain = shared["strata_exact_d256_g64"]
-        tiled = {"strata_tile_union": int(sizes[1]), "strata_tile_cells": 0, "strata_exact_tile_d256_g64": int(sizes[0])}
-        tiled["strata_exact_rest_d256_g64"] = plain
-        shared |= tiled | {"strata_rows_lists": int(sizes[2]), "strata_rows_cells": 0}
+        tiled = {"strata_tile_cells": 0, **{f"strata_tile_union{bits}": int(sizes[3]) for bits in (8, 16, 32)}}
+        for dim, size in zip((64, 128, 256), sizes[:3], strict=True):
+            tiled |= {f"strata_exact_tile_d{dim}_g64": int(size), f"strata_exact_rest_d{dim}_g64": shared[f"strata_exact_d{dim}_g64"]}
+        shared |= tiled | {"strata_rows_lists": int(sizes[4]), "strata_rows_cells": 0}
         only = dict.fromkeys(tiled, 90)
         least |= only | dict.fromkeys(("strata_rows_lists", "strata_rows_cells"), least["strata_exact_d64_g64"])
     return Expected(least, shared, archs, only)

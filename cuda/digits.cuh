@@ -76,13 +76,13 @@ struct DigitBlock {
   __device__ static int position(int entry) { return (entry & 7) * 4 + (entry >> 3); }
   __device__ int first_chunk() const { return from->query.begin & ~31; }
 
-  // The block's query, and q's digits. The first two chunks' places are written, too.
+  // The block's query (of a grid of all of them), and q's digits. The first two chunks' places are written, too.
   template <int bias>
-  __device__ void start() {
+  __device__ void start(int block = static_cast<int>(blockIdx.x)) {
     constexpr int kStride = D + 16;  // q as FP32 passes through the memory of tiles and partial scores
     float* const staged = reinterpret_cast<float*>(tiles);
     static_assert(16 * D * 4 == 2 * kWarps * SwizzledTile::kBytes && kStride * 4 <= 16 * S * 4 + 16 * D * 4, "");
-    if (tid == 0) *from = Sources(p, Query(p));
+    if (tid == 0) *from = Sources(p, Query(p, block));
     if (tid < 16) bad[tid] = 0, alpha[tid] = 0.0f;
     for (int i = tid; i < 16 * S; i += kThreads) e[i] = 0.0f;
     __syncthreads();

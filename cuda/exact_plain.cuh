@@ -61,12 +61,12 @@ struct WeightBytes {
 };
 
 template <int D, int G, bool kPart = false>
-__device__ __forceinline__ void exact_kernel(const Params& p, const ExactPart& part = {}) {
+__device__ __forceinline__ void exact_kernel(const Params& p, const ExactPart& part = {}, int block = static_cast<int>(blockIdx.x)) {
   using Block = ExactBlock<D, G>;
   constexpr int S = Block::S, kSteps = Block::kRowSteps, kOwn = Block::kOwn;
   extern __shared__ __align__(16) unsigned char raw_shared[];
   Block b(p, raw_shared);
-  b.template start<kBiasExact>();
+  b.template start<kBiasExact>(block);
   const int begin = b.first_chunk(), count = b.from->query.count;
 
   // The anchors A and base of each thread's entries; the merge of docs/numerics.md moves base along with A.

@@ -8,25 +8,19 @@ using strata_pa::cuda::Tiles;
 #define STRATA_PA_BODY(...) strata_pa::cuda::__VA_ARGS__
 namespace strata_pa {
 namespace cuda {
-// The items that the kernels before have flagged, query by query in the plain form. The grid is a multiple of n_kv.
+// The items that the kernels before have flagged, query by query in the plain form.
 template <int D>
 __device__ __forceinline__ void rest_kernel(const Params& p, const Tiles& w) {
-  __shared__ Params own;
-  const int b = static_cast<int>(blockIdx.x), items = w.tiles * p.n_kv;
-  bool copied = false;
-  for (int item = b; item < items; item += static_cast<int>(gridDim.x)) {
-    if (w.flags[item] == 0) continue;
-    if (!copied)
-      for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(Params) / 4); i += D / 2)
-        reinterpret_cast<uint32_t*>(&own)[i] = reinterpret_cast<const uint32_t*>(&p)[i];
-    copied = true;
-    const int first = (w.tiles - 1 - item / p.n_kv) * w.queries;
-    for (int index = first; index < min(first + w.queries, p.n_q); ++index) {
-      __syncthreads();
-      if (threadIdx.x == 0) own.n_q = index + 1 + b / p.n_kv;  // so that block b's query is this one
-      __syncthreads();
-      exact_kernel<D, 64>(own);
-    }
+  __shared__ int next;  // of all queries of all items; in registers the loop would cost the sums some of theirs
+  if (threadIdx.x == 0) next = static_cast<int>(blockIdx.x) * w.queries;
+  while (true) {
+    __syncthreads();
+    const int j = next, item = j / w.queries, nth = j % w.queries, index = (w.tiles - 1 - item / p.n_kv) * w.queries + nth;
+    if (item >= w.tiles * p.n_kv) return;
+    const bool left = w.flags[item] != 0;
+    __syncthreads();
+    if (threadIdx.x == 0) next = left && nth + 1 < w.queries ? j + 1 : (item + static_cast<int>(gridDim.x)) * w.queries;
+    if (left && index < p.n_q) exact_kernel<D, 64>(p, {}, (p.n_q - 1 - index) * p.n_kv + item % p.n_kv);
   }
 }
 }  // namespace cuda
@@ -50,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256, 8) strata_tile_cells(const __g
   extern "C" __global__ void __launch_bounds__(512, 1) strata_exact_tile_d##D##_g64(const __grid_constant__ Params p, const __grid_constant__ Tiles w) { \
     STRATA_PA_BODY(tile_kernel<D>(p, w));                                                                                                        \
   }                                                                                                                                              \
-  extern "C" __global__ void __launch_bounds__(D / 2, 256 / D * 2) strata_exact_rest_d##D##_g64(const __grid_constant__ Params p,                 \
+  extern "C" __global__ void __launch_bounds__(D / 2, 512 / D) strata_exact_rest_d##D##_g64(const __grid_constant__ Params p,                 \
                                                                                                 const __grid_constant__ Tiles w) {               \
     STRATA_PA_BODY(rest_kernel<D>(p, w));                                                                                                        \
   }

@@ -126,9 +126,14 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
   constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks, kAhead = 4 - kBlocks;  // groups of dims, of 8 rows; words are loaded this many of the latter ahead
   const int lane = lane_now(), maker = (thread_now() >> 5) - 8, units = 2 * kept().nt;  // of 32 cells
   const unsigned char* const records = kept().records;
-  const int row = lane >> 1 & 7, cells = (lane >> 4) * 16 + (lane & 1) * 8;  // of 8: this thread's; of 32: the first of its 8
-  const uint32_t full = shared_address(state().full), empty = shared_address(state().empty), anchor = shared_address(&state().anchors[row]);
-  const uint32_t to = shared_address(raw_tile) + row * 32 + ((lane >> 4 ^ row >> 2) & 1) * 16 + (lane & 1) * 8;
+  const int row = lane >> 1 & 7;  // of 8: this thread's; of the unit's cells it has 8: of 16 the first or second half
+  const uint32_t full = shared_address(state().full), empty = shared_address(state().empty);
+  // Where this thread's anchors and weights begin. At head_dim 64 they are found anew: a register each that is not there.
+  auto place_of_anchors = [](int lane) { return shared_address(&state().anchors[lane >> 1 & 7]); };
+  auto place_of_weights = [maker](int lane) {
+    return shared_address(raw_tile) + (maker & 1) * (tile::kWeightBytes / 2) + (lane >> 1 & 7) * 32 + ((lane >> 4 ^ lane >> 3) & 1) * 16 + (lane & 1) * 8;
+  };
+  const uint32_t anchors = place_of_anchors(lane), weights = place_of_weights(lane);
   // x + add, at least `least`: the bits of a number.
   auto moved = [](int x, int add, int least) { return __int_as_float(__viaddmax_s32(x, add, least)); };
   auto walk = [&](int pass, auto with_sums) {
@@ -136,8 +141,12 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
     unsigned long long sum[kSums ? kEights : 1] = {};
     const int begin = 2 * kept().place + pass * units, first = (maker - begin) & (tile::kMakers - 1);
     const unsigned char* from = words() + first * kUnitBytes + lane * 16;
-    const unsigned char* scale = records + (first >> 1) * tile::kRecordBytes + tile::kVScales + pass * (2 * 128) + (first & 1) * 64 + cells * 2;
-    const unsigned char* masks = records + (first >> 1) * tile::kRecordBytes + tile::kMasks + (first & 1) * 128 + lane * 4;
+    const unsigned char* record = records + (first >> 1) * tile::kRecordBytes + tile::kMasks;
+    auto scales_of = [&](int s) {
+      const int at = tile::kVScales - tile::kMasks + (pass * 2 + s) * 128 + (maker & 1) * 64 + (lane_now() >> 4) * 32 + (lane_now() & 1) * 16;
+      return __ldg(reinterpret_cast<const uint4*>(record + at));
+    };
+    auto mask_of = [&]() { return __ldg(reinterpret_cast<const uint32_t*>(record + (maker & 1) * 128 + lane_now() * 4)); };
     uint32_t mask = 0;
     int x[kAhead][8] = {};  // set in any case: else they would be kept from one item to the next
     uint4 h[kSlots] = {};
@@ -149,11 +158,10 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) load(x[i], from + i * 1024);
 #pragma unroll
-      for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
-      mask = __ldg(reinterpret_cast<const uint32_t*>(masks));
+      for (int s = 0; s < kSlots; ++s) h[s] = scales_of(s);
+      mask = mask_of();
     }
     WeightSlot now{(begin + first) >> 1};
-    const uint32_t half = (maker & 1) * (tile::kWeightBytes / 2);
 #pragma unroll 1
     for (int u = first; u < units; u += tile::kMakers) {
       const bool more = u + tile::kMakers < units;
@@ -168,13 +176,12 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       constexpr uint32_t kAll = (1u << 3 * kBlocks) - 1;
       uint32_t active = kAll;  // a bit for 16 rows that see one of the cells
       if (p.ids) active = active_rows(mask, 0) | (kBlocks == 2 ? active_rows(mask, 1) << 3 : 0);
-      const int further = more ? tile::kMakers / 2 * tile::kRecordBytes : 0;
-      scale += further, masks += further;
-      mask = __ldg(reinterpret_cast<const uint32_t*>(masks));
+      record += more ? tile::kMakers / 2 * tile::kRecordBytes : 0;
+      mask = mask_of();
 #pragma unroll
-      for (int s = 0; s < kSlots; ++s) h[s] = __ldg(reinterpret_cast<const uint4*>(scale + s * 128));
+      for (int s = 0; s < kSlots; ++s) h[s] = scales_of(s);
       barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
-      const uint32_t at = to + half + now.slot() * tile::kWeightBytes;
+      const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot() * tile::kWeightBytes;
       auto make = [&](auto whole) {
 #pragma unroll
         for (int eight = 0; eight < kEights; ++eight) {
@@ -192,7 +199,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
             continue;
           }
           int c[4];
-          load_shared4(c, anchor + eight * (8 * 16));
+          load_shared4(c, (kBlocks == 2 ? place_of_anchors(lane_now()) : anchors) + eight * (8 * 16));
           float e[8];
 #pragma unroll
           for (int i = 0; i < 8; ++i) e[i] = moved(own[i], c[0], c[1]);
@@ -224,12 +231,12 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
           }
         }
       };
-      if (active == kAll) make(Constant<1>());
+      if (kBlocks == 1 && active == kAll) make(Constant<1>());  // of 96 rows in one piece it takes registers that are not there
       else make(Constant<0>());
       from = following;
       fence_async_shared();
       __syncwarp();
-      if (lane == 0) barrier_arrive(full + now.slot() * 8);
+      if (lane_now() == 0) barrier_arrive(full + now.slot() * 8);
       now.i += tile::kMakers / 2;
     }
     if constexpr (kSums) {

@@ -22,8 +22,8 @@ struct Query {
 
   // Late queries come first: of a dense prompt they are the long ones.
   Query() = default;
-  __device__ explicit Query(const Params& p) {
-    int b = static_cast<int>(blockIdx.x);
+  __device__ explicit Query(const Params& p) : Query(p, static_cast<int>(blockIdx.x)) {}
+  __device__ Query(const Params& p, int b) {  // of block b
     kv = b % p.n_kv;
     index = p.n_q - 1 - b / p.n_kv;
     int low = 0, high = p.n_seq - 1;

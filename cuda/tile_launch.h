@@ -56,6 +56,7 @@ constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at
 constexpr int kMostWindow = 192 * 1024;    // bytes of a window of the context's masks, in the union
 constexpr int64_t kMostEntries = 65536;    // that a query sees: 32-bit sums of 255 * 128 hold 65,793 terms
 constexpr int64_t kMostWords = int64_t{1} << 30;  // bytes, of all blocks
+constexpr int kFewTiles = 48;  // few items with more than these are for the form that splits an item's cells over blocks
 constexpr int64_t kPlaceLimit = int64_t{1} << 36;
 
 inline int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -92,6 +93,7 @@ inline bool serves(const Params& p, int dim, int32_t processors, int64_t pool_by
   if (p.seq[0].kv_len > kMostEntries && (!p.ids || int64_t{p.cap} << p.granularity_log2 > kMostEntries)) return false;
   Tiles t = {};
   shape(p, dim, processors, t);
+  if (4 * t.blocks < processors && t.item_tiles > kFewTiles) return false;
   return int64_t{t.blocks} * t.item_tiles * row_blocks(dim) * kWordBytes <= kMostWords;
 }
 
@@ -116,8 +118,8 @@ inline uint32_t cells_grid(const Params& p) {
 }
 inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast<uint32_t>(p.ids_head_stride == 0 ? t.tiles : t.tiles * p.n_kv); }
 inline uint32_t rest_grid(const Params& p, const Tiles& t, int32_t processors) {  // two blocks per processor
-  const int32_t most = 2 * processors / p.n_kv > 0 ? 2 * processors / p.n_kv : 1;
-  return static_cast<uint32_t>((t.tiles < most ? t.tiles : most) * p.n_kv);
+  const int64_t items = int64_t{t.tiles} * p.n_kv;
+  return static_cast<uint32_t>(items < 2 * processors ? items : 2 * processors);
 }
 }  // namespace tile
 

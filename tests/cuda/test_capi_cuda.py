@@ -92,7 +92,7 @@ def test_exact_with_a_workspace(driver):
         workspace = made.memory.allocate(size)
         run(chosen, made.p, None, workspace, size)
         assert [launch.symbol for launch in fake.launches] == [
-            b"strata_tile_union",
+            b"strata_tile_union8",
             b"strata_exact_tile_d256_g64",
             b"strata_exact_rest_d256_g64",
         ]

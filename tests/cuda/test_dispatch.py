@@ -90,17 +90,17 @@ def test_symbols_and_shapes(driver):
 
 def test_exact_takes_its_tiled_form_with_a_workspace(driver):
     fake = driver(90, 80)
-    for ids, first in ((None, ("strata_tile_cells", 2, 256, 0)), (FakeArray((9, 30), np.int32), ("strata_tile_union", 3, 512, 32))):
+    for ids, first in ((None, ("strata_tile_cells", 2, 256, 0)), (FakeArray((9, 30), np.int32), ("strata_tile_union8", 3, 512, 32))):
         q, kv, out = birth(n_q=9)
         plan = strata_pa.plan(q, kv, ids=ids, kernel="exact")
         size = plan.workspace_bytes
-        items, records, words = 3 * 2, 28 * 64, 4 * 48 * 64  # 24 cells: one record of 64; three tiles, two KV heads
+        items, records, words = 3 * 2, 32 * 64, 4 * 48 * 64  # 24 cells: one record of 64; three tiles, two KV heads
         assert size >= (items if ids else 2) * records + items * words
         fake.forget()
         run(q, kv, out, ids=ids, kernel="exact", workspace=FakeArray((size,), np.uint8))
         launches = [(launch.symbol.decode(), launch.grid, launch.block, launch.shared) for launch in fake.launches]
         assert launches[0] == first
-        assert [x[:3] for x in launches[1:]] == [("strata_exact_tile_d256_g64", 6, 384), ("strata_exact_rest_d256_g64", 6, 128)]
+        assert [x[:3] for x in launches[1:]] == [("strata_exact_tile_d256_g64", 6, 512), ("strata_exact_rest_d256_g64", 6, 128)]
         assert 200 << 10 < launches[1][3] < 227 << 10
         fake.forget()
         run(q, kv, out, ids=ids, kernel="exact")
@@ -182,23 +182,44 @@ def test_many_sequences_are_several_launches_of_tiles(driver):
     assert [x[1] for x in launches if x[0] == "strata_exact_rows_d256_g64"] == [128, 12]
 
 
+@pytest.mark.parametrize(
+    ("dim", "heads_per_kv", "queries", "union"),
+    [(256, 12, 4, "8"), (256, 7, 6, "8"), (128, 4, 12, "16"), (128, 1, 32, "32"), (64, 3, 32, "32"), (64, 16, 6, "8")],
+)
+def test_tiles_of_every_geometry(driver, dim, heads_per_kv, queries, union):
+    fake = driver(90)
+    problem = birth(n_q=33, n_kv=3, n_head=3 * heads_per_kv, dim=dim)
+    tiles = -(-33 // queries)
+    launches, _ = launched(fake, *problem)
+    assert [x[:3] for x in launches] == [
+        ("strata_tile_cells", 3, 256), (f"strata_exact_tile_d{dim}_g64", 3 * tiles, 512), (f"strata_exact_rest_d{dim}_g64", 3 * tiles, dim // 2),
+    ]  # fmt: skip
+    launches, _ = launched(fake, *problem, ids=FakeArray((33, 30), np.int32))
+    assert launches[0][:3] == (f"strata_tile_union{union}", tiles, 512)
+
+
 def test_which_form_serves(driver):
-    """sm_90 has a form of its own for one geometry and one sequence; tiles of rows do the rest."""
+    """sm_90 has a form of its own for groups of 64 dims and one sequence; tiles of rows do the rest."""
     fake = driver(90)
     q, kv, out = birth()
-    assert "strata_exact_tile_d256_g64" in [x[0] for x in launched(fake, q, kv, out)[0]]
+    own, general = "strata_exact_tile_d256_g64", "strata_exact_rows_d256_g64"
+    assert own in [x[0] for x in launched(fake, q, kv, out)[0]]
     for kernel in ("v2", "v1", "fp32", "imma"):
         assert strata_pa.plan(q, kv, kernel=kernel).workspace_bytes == 0
-    long = birth(page_table=FakeArray((4097,), np.int32))  # 16,388 cells
-    assert "strata_exact_rows_d256_g64" in [x[0] for x in launched(fake, *long)[0]]
-    assert "strata_exact_tile_d256_g64" in [x[0] for x in launched(fake, *long, ids=FakeArray((3, 40), np.int32))[0]]
+    long = FakeArray((4097,), np.int32)  # 16,388 cells
+    assert general in [x[0] for x in launched(fake, *birth(page_table=long))[0]]  # two items, whose cells it splits
+    assert own in [x[0] for x in launched(fake, *birth(page_table=long), ids=FakeArray((3, 40), np.int32))[0]]
+    many = birth(n_q=80, page_table=long)
+    assert own in [x[0] for x in launched(fake, *many)[0]]
     two = birth(page_table=FakeArray((2, 3), np.int32))
-    assert "strata_exact_rows_d256_g64" in [x[0] for x in launched(fake, *two, cu_seqlens_q=[0, 1, 3])[0]]
-    # A list of more entries than 32-bit sums hold, in a context that has as many cells.
-    longer = birth(page_table=FakeArray((17000,), np.int32))  # 68,000 cells
-    for cap, symbol in ((65536, "strata_exact_tile_d256_g64"), (65537, "strata_exact_rows_d256_g64")):
-        assert symbol in [x[0] for x in launched(fake, *longer, ids=FakeArray((3, cap), np.int32))[0]]
-    assert "strata_exact_tile_d256_g64" in [x[0] for x in launched(fake, *long, ids=FakeArray((3, 65537), np.int32))[0]]
+    assert general in [x[0] for x in launched(fake, *two, cu_seqlens_q=[0, 1, 3])[0]]
+    other = birth(group=128)
+    assert "strata_exact_rows_d256_g128" in [x[0] for x in launched(fake, *other)[0]]
+    # A list of more entries than 32-bit sums hold, in a context that has as many cells; words of more than a GiB.
+    for cells, cap, symbol in ((68000, 65536, general), (68000, 8000, own), (68000, None, general), (40000, None, own), (48000, None, general)):
+        problem = birth(n_q=600, page_table=FakeArray((cells // 4,), np.int32))
+        ids = {"ids": FakeArray((600, cap), np.int32)} if cap else {}
+        assert symbol in [x[0] for x in launched(fake, *problem, **ids)[0]], (cells, cap)
 
 
 def test_the_plain_form_stands_in_for_tiles_of_rows_that_the_driver_refuses(driver):
