@@ -14,6 +14,7 @@ namespace cuda {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr float kLowestScore = -250.0f, kLowestAnchor = -100.0f, kHighestAnchor = 140.0f;  // of what a word holds; the rest is another kernel's
 constexpr float kLargestFactor = 0x1p60f;  // no score overflows below it
+constexpr int64_t kNowhere = INT64_MIN;
 
 extern __shared__ __align__(1024) unsigned char raw_tile[];
 
@@ -33,6 +34,7 @@ struct TileBlock {
     int4 anchors[kAllRows];                  // what to add to a word and the least sum, for W and for L
     float units[kAllRows], tops[kAllRows];   // 2^b; the anchor
     unsigned long long sums[kAllRows];
+    int64_t out_at[kAllRows];                // the row in out, or kNowhere
     unsigned long long full[tile::kWeightSlots], empty[tile::kWeightSlots];
     const unsigned char* records;  // the item's
     const int8_t *k, *v;           // of its KV head
@@ -56,7 +58,7 @@ struct TileBlock {
 
   __device__ unsigned char* words() const { return w.words + static_cast<int64_t>(blockIdx.x) * w.item_tiles * (2 * kUnitBytes); }
   __device__ bool real(int row) const { return row < (kept().end - kept().query) * p.heads_per_kv; }
-  // The place of a row in q or out.
+  // The place of a row in q, out or lse.
   __device__ int64_t place_of(int row, int64_t stride, int64_t head_stride) const {
     return (kept().query + row / p.heads_per_kv) * stride + (kept().kv * p.heads_per_kv + row % p.heads_per_kv) * head_stride;
   }
@@ -363,6 +365,7 @@ struct TileBlock {
     s.anchors[tid] = make_int4((157 - anchor - base) * unit, (32 - base) * unit, (157 - anchor) * unit, 32 * unit);
     s.units[tid] = shift(1.0f, static_cast<float>(base));
     s.tops[tid] = any ? top : kMinusInf;
+    s.out_at[tid] = real(tid) ? place_of(tid, p.out_stride, p.out_head_stride) : kNowhere;
   }
 
   // Which 64 dims a multiplying thread has.

@@ -92,28 +92,27 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
     still_read(a);
     if (kept().nt && lane_now() == 0) barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
     if (pass == 0) join_threads(kSumsReady, tile::kThreads);
-    with_dtype(p, [&](auto dtype) {
-      const int own = thread_now(), d = slot_of(own, pass) * 64 + (own >> 5 & 3) * 16 + (own >> 2 & 7) * 2;
+    const int me = thread_now(), d = slot_of(me, pass) * 64 + (me >> 5 & 3) * 16 + (me >> 2 & 7) * 2;
 #pragma unroll
-      for (int n = 0; n < 6; ++n)
+    for (int n = 0; n < 6; ++n)
 #pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          const int row = (D == 64 ? (own >> 7) * tile::kRows : 0) + n * 8 + (own & 3) * 2 + odd;
-          if (!real(row)) continue;
-          const float total = __ll2float_rn(static_cast<long long>(state().sums[row])), unit = state().units[row];
-          float out[2];
+      for (int odd = 0; odd < 2; ++odd) {
+        const int row = (D == 64 ? (me >> 7) * tile::kRows : 0) + n * 8 + (me & 3) * 2 + odd;
+        const int64_t to = state().out_at[row];
+        if (to == kNowhere) continue;
+        const float total = __ll2float_rn(static_cast<long long>(state().sums[row])), unit = state().units[row];
+        float out[2];
 #pragma unroll
-          for (int u = 0; u < 2; ++u) {
-            const int e = u * 2 + odd, at = (n >> 1) * 24 + (n & 1) * 4 + e;
-            int64_t o = high[n * 4 + e];
-            o = (o << 8) + low[at + 16];
-            o = (o << 8) + low[at + 8];
-            o = (o << 8) + low[at];
-            out[u] = total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
-          }
-          store_out2<decltype(dtype)::value>(p, place_of(row, p.out_stride, p.out_head_stride) + d, out);
+        for (int u = 0; u < 2; ++u) {
+          const int e = u * 2 + odd, at = (n >> 1) * 24 + (n & 1) * 4 + e;
+          int64_t o = high[n * 4 + e];
+          o = (o << 8) + low[at + 16];
+          o = (o << 8) + low[at + 8];
+          o = (o << 8) + low[at];
+          out[u] = total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
         }
-    });
+        with_dtype(p, [&](auto dtype) { store_out2<decltype(dtype)::value>(p, to + d, out); });
+      }
   }
   if (const int row = thread_now(); p.lse && row < kAllRows && real(row)) {
     const float top = state().tops[row], total = __ll2float_rn(static_cast<long long>(state().sums[row]));

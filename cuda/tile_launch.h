@@ -49,7 +49,7 @@ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int first_bytes(int dim) { return larger(digit_bytes(dim) + kScoreStages * (code_bytes(dim) + kExtraBytes), kWeightSlots * kWeightBytes); }
 // Behind them V's codes of 64 cells by 64 dims, per multiplying warpgroup, and the state.
 constexpr int kValueBytes = 64 * 64, kValueSlots = 3;
-constexpr int kStateBytes = 10752;
+constexpr int kStateBytes = 11264;
 constexpr int state_at(int dim) { return first_bytes(dim) + 2 * kValueSlots * kValueBytes; }
 constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at(dim) + kStateBytes); }
 
