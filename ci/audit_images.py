@@ -194,7 +194,8 @@ SIZES = r"""
 #include "cuda/tile_launch.h"
 using namespace strata_pa::cuda;
 int main() {
-  std::printf("%u %u %u %d %d\n", tile::shared_bytes(64), tile::shared_bytes(128), tile::shared_bytes(256), tile::kMostWindow, rows::kListShared);
+  for (int dim : {64, 128, 256}) std::printf("%u ", tile::shared_bytes(dim));
+  std::printf("%d %d\n", tile::kMostWindow, rows::kListShared);
   int id, dim, group, rows, entries;
   while (std::scanf("%d %d %d %d %d", &id, &dim, &group, &rows, &entries) == 5) {
     Params p = {};

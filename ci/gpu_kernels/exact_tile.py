@@ -53,7 +53,8 @@ class TileKernels:
         assert self.lib.tiles_bytes() == ctypes.sizeof(Tiles)
         d = kernels.driver
         module = d.load(image)
-        names = ["tile_union8", "tile_union16", "tile_union32", "tile_cells", *[f"exact_{x}_d{dim}_g64" for dim in (64, 128, 256) for x in ("tile", "rest")]]
+        names = [f"exact_{x}_d{dim}_g64" for dim in (64, 128, 256) for x in ("tile", "rest")]
+        names += ["tile_cells", *[f"tile_union{bits}" for bits in (8, 16, 32)]]
         self.f = {x: d.function(module, f"strata_{x}") for x in names}
         for dim in (64, 128, 256):
             d.allow_shared(self.f[f"exact_tile_d{dim}_g64"], self.lib.tile_shared_bytes(dim))
@@ -84,7 +85,8 @@ class TileKernels:
             if "first" in parts:
                 if own.ids:
                     grid = self.lib.union_grid(ctypes.byref(own), ctypes.byref(t))
-                    d.launch(self.f[self.lib.union_symbol(ctypes.byref(t)).decode()[7:]], grid, 512, self.lib.union_shared_bytes(ctypes.byref(t)), own, t)
+                    union = self.f[self.lib.union_symbol(ctypes.byref(t)).decode().removeprefix("strata_")]
+                    d.launch(union, grid, 512, self.lib.union_shared_bytes(ctypes.byref(t)), own, t)
                 else:
                     d.launch(self.f["tile_cells"], self.lib.cells_grid(ctypes.byref(own)), 256, 0, own, t)
             if "tile" in parts:

@@ -182,18 +182,26 @@ def test_many_sequences_are_several_launches_of_tiles(driver):
     assert [x[1] for x in launches if x[0] == "strata_exact_rows_d256_g64"] == [128, 12]
 
 
+def in_geometry(dim, group, n_kv, heads_per_kv, n_q, cells=24):
+    pool, rows = (cells // 4, n_kv, 4, dim), (n_q, n_kv * heads_per_kv, dim)
+    scales = {name: FakeArray((*pool[:3], dim // group), np.float16) for name in ("k_scale", "v_scale")}
+    codes = {name: FakeArray(pool, np.int8) for name in ("k", "v")}
+    return birth(
+        q=FakeArray(rows, np.float32), out=FakeArray(rows, np.float32), page_table=FakeArray((cells // 4,), np.int32), **codes, **scales
+    )
+
+
 @pytest.mark.parametrize(
     ("dim", "heads_per_kv", "queries", "union"),
     [(256, 12, 4, "8"), (256, 7, 6, "8"), (128, 4, 12, "16"), (128, 1, 32, "32"), (64, 3, 32, "32"), (64, 16, 6, "8")],
 )
 def test_tiles_of_every_geometry(driver, dim, heads_per_kv, queries, union):
     fake = driver(90)
-    problem = birth(n_q=33, n_kv=3, n_head=3 * heads_per_kv, dim=dim)
+    problem = in_geometry(dim, 64, 3, heads_per_kv, 33)
     tiles = -(-33 // queries)
     launches, _ = launched(fake, *problem)
-    assert [x[:3] for x in launches] == [
-        ("strata_tile_cells", 3, 256), (f"strata_exact_tile_d{dim}_g64", 3 * tiles, 512), (f"strata_exact_rest_d{dim}_g64", 3 * tiles, dim // 2),
-    ]  # fmt: skip
+    assert [x[0] for x in launches] == ["strata_tile_cells", f"strata_exact_tile_d{dim}_g64", f"strata_exact_rest_d{dim}_g64"]
+    assert [x[1:3] for x in launches] == [(3, 256), (3 * tiles, 512), (3 * tiles, dim // 2)]
     launches, _ = launched(fake, *problem, ids=FakeArray((33, 30), np.int32))
     assert launches[0][:3] == (f"strata_tile_union{union}", tiles, 512)
 
@@ -213,10 +221,16 @@ def test_which_form_serves(driver):
     assert own in [x[0] for x in launched(fake, *many)[0]]
     two = birth(page_table=FakeArray((2, 3), np.int32))
     assert general in [x[0] for x in launched(fake, *two, cu_seqlens_q=[0, 1, 3])[0]]
-    other = birth(group=128)
+    other = in_geometry(256, 128, 2, 12, 3)
     assert "strata_exact_rows_d256_g128" in [x[0] for x in launched(fake, *other)[0]]
     # A list of more entries than 32-bit sums hold, in a context that has as many cells; words of more than a GiB.
-    for cells, cap, symbol in ((68000, 65536, general), (68000, 8000, own), (68000, None, general), (40000, None, own), (48000, None, general)):
+    for cells, cap, symbol in (
+        (68000, 65536, general),
+        (68000, 8000, own),
+        (68000, None, general),
+        (40000, None, own),
+        (48000, None, general),
+    ):
         problem = birth(n_q=600, page_table=FakeArray((cells // 4,), np.int32))
         ids = {"ids": FakeArray((600, cap), np.int32)} if cap else {}
         assert symbol in [x[0] for x in launched(fake, *problem, **ids)[0]], (cells, cap)
