@@ -190,6 +190,7 @@ def listed() -> tuple[int, ...]:
 
 SIZES = r"""
 #include <cstdio>
+#include <initializer_list>
 #include "cuda/exact_tile_sm80.h"
 #include "cuda/tile_launch.h"
 using namespace strata_pa::cuda;

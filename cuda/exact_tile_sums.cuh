@@ -74,7 +74,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
       for (int half = 0; half < 2; ++half) {
         wait_products<0>();  // what lies between is the other warpgroup's time
         still_read(a);
-        if (half == 0 && place_at != tile::kVPlaces + 4 * tile::kRecordBytes + (thread_now() & 127) / 4 * 8 && lane_now() == 0)
+        if (half == 0 && lane_now() == 0 && now.i != kept().place + pass * kept().nt)
           barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
         a[0] = byte_permute(x[0], x[1], 0x6420), a[1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
         a[2] = byte_permute(x[2], x[3], 0x6420), a[3] = byte_permute(x[2], x[3], 0x7531);
