@@ -45,7 +45,7 @@ def compiler_options(sm):
 class Tiles(ctypes.Structure):
     """The beginning of cuda/tile_launch.h's."""
 
-    _fields_ = (*fields(u64, "records scores counts flags next item_cells"), *fields(i32, "tiles blocks"))
+    _fields_ = (*fields(u64, "records words counts flags next"), *fields(i32, "queries tiles"))
 
 
 class Rows(ctypes.Structure):

@@ -37,9 +37,9 @@ static void product(const Params& p, int width, Slip slip, bool held, bool is_un
   uint32_t a[4];
   for (int r = 0; r < 4; ++r) std::memcpy(&a[r], p.k + (tid() / 32 * 16 + tid() % 32 / 4 + r % 2 * 8) * 32 + r / 2 * 16 + tid() % 4 * 4, 4);
   const uint32_t from = slip == kCrooked ? 16384 + width : 16384;
-  const uint64_t b = width == 128 ? matrix(from) : narrow(from);
+  const uint64_t b = width == 128 ? matrix(place_of_matrix(from)) : narrow(from);
   if (slip != kNoFence) wgmma_fence();
-  if (!held) wgmma(d, width == 128 ? matrix(0) : narrow(0), b, 1);
+  if (!held) wgmma(d, width == 128 ? matrix(place_of_matrix(0)) : narrow(0), b, 1);
   else if (is_unsigned) wgmma_rs_s8u8(d, a, b, 1);
   else wgmma_rs(d, a, b, 1);
   wgmma_commit();
