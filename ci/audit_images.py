@@ -144,9 +144,9 @@ def resources(dump: str) -> dict[str, dict[str, int]]:
 
 
 def int8_mma(dump: str) -> dict[str, int]:
-    """INT8 MMA instructions of each function from `cuobjdump -sass`."""
+    """INT8 MMA instructions of each function, of a warp or a warpgroup, from `cuobjdump -sass`."""
     parts = re.split(r"Function : (\w+)", dump)[1:]
-    return {symbol: len(re.findall(r"\bIMMA\.", body)) for symbol, body in zip(parts[::2], parts[1::2], strict=True)}
+    return {symbol: len(re.findall(r"\bI(?:M|GM)MA\.", body)) for symbol, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def architectures(elf: str, ptx: str) -> list[str]:

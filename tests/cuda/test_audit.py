@@ -81,9 +81,10 @@ Resource usage:
         /*5780*/                   IMMA.16832.S8.S8 R60, R52.ROW, R68.reuse.COL, RZ ;
         /*5790*/                   HMMA.16816.F32 R64, R36, R68, RZ ;
         /*57a0*/                   IMMA.16832.U8.S8 R96, R40.ROW, R68.COL, RZ ;
+        /*57b0*/                   IGMMA.64x48x32.S8.S8 R48, gdesc[UR16], R48, gsb0 ;
 		Function : strata_v2_d256_g64
         /*5790*/                   HMMA.16816.F32 R64, R36, R68, RZ ;
-""") == {IMMA: 2, V2: 0}
+""") == {IMMA: 3, V2: 0}
 
 
 def test_what_build_info_says_is_compared():
