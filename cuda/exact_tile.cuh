@@ -30,7 +30,6 @@ struct TileBlock {
     float4 factors[kBlocks][kGroups][3][4];  // of rows 2t, 2t + 1, 8 + 2t, 9 + 2t of 16
     uint4 bits[kBlocks][3][4];               // of a cell's mask, laid out alike
     uint32_t chunk_bits[kBlocks * 3];        // of 16 rows together
-    float top[2][16][tile::kRows];           // per warp: greatest score, greatest n + level
     int4 anchors[kAllRows];                  // what to add to a word and the least sum, for W and for L
     float units[kAllRows], tops[kAllRows];   // 2^b; the anchor
     unsigned long long sums[kAllRows];
@@ -47,6 +46,9 @@ struct TileBlock {
     int place;  // of how many tiles the block has made the weights, modulo two rounds of their slots
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
+  using Tops = float[2][16][tile::kRows];  // per warp: greatest score, greatest n + level; where V's codes come later
+  static_assert(sizeof(Tops) <= 2 * tile::kValueSlots * tile::kValueBytes, "");
+  static __device__ __forceinline__ Tops& tops() { return *reinterpret_cast<Tops*>(raw_tile + kValues); }
   static __device__ __forceinline__ State& state() { return *reinterpret_cast<State*>(raw_tile + kState); }
 
   static __device__ __forceinline__ const volatile State& kept() { return state(); }  // nothing of it stays in registers
@@ -343,7 +345,7 @@ struct TileBlock {
       }
       if (g == 0) {
         const int row = (u >> 1) * 8 + t * 2 + (u & 1);
-        state().top[0][warp][row] = top[u], state().top[1][warp][row] = raised[u];
+        tops()[0][warp][row] = top[u], tops()[1][warp][row] = raised[u];
       }
     }
   }
@@ -355,7 +357,7 @@ struct TileBlock {
     const int block = tid / tile::kRows, row = tid % tile::kRows;
     float top = kMinusInf, raised = kMinusInf;
     for (int i = 0; i < 16; ++i)
-      if ((i >> 2) % kBlocks == block) top = fmaxf(top, s.top[0][i][row]), raised = fmaxf(raised, s.top[1][i][row]);
+      if ((i >> 2) % kBlocks == block) top = fmaxf(top, tops()[0][i][row]), raised = fmaxf(raised, tops()[1][i][row]);
     const bool any = real(tid) && top != kMinusInf;
     top = rintf(top);
     if (any && !(top >= kLowestAnchor && top <= kHighestAnchor)) s.bad = 1;

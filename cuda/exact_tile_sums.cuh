@@ -12,85 +12,90 @@ namespace cuda {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr int kSumsReady = 5;  // named barrier: L is complete
 
-// Where the weights of the block's tile number i lie, and the parity of that use of the slot. A half of a slot is always made by the same warp: otherwise a
-// warp that is far ahead of another could take the parity of a use for that of two uses before.
+// Where the weights of the block's tile number i lie, and the parity of that use of the slot; i is less than twice kWeightSlots, and again from 0.
+// A warp makes every kMakers-th half tile, so before it waits for a slot's use n to be read, it has seen a later tile than that of use n - 1 read:
+// no parity is taken for that of two uses before.
 struct WeightSlot {
-  int i;
-  __device__ __forceinline__ int slot() const { return i & (tile::kWeightSlots - 1); }
-  __device__ __forceinline__ uint32_t parity() const { return static_cast<uint32_t>(i) / tile::kWeightSlots & 1; }
+  int slot, parity;
+  __device__ __forceinline__ explicit WeightSlot(int i) : slot(i < tile::kWeightSlots ? i : i - tile::kWeightSlots), parity(i < tile::kWeightSlots ? 0 : 1) {}
+  __device__ __forceinline__ void advance(int tiles) {
+    slot += tiles;
+    if (slot >= tile::kWeightSlots) slot -= tile::kWeightSlots, parity ^= 1;
+  }
 };
-static_assert((tile::kWeightSlots & (tile::kWeightSlots - 1)) == 0 && 2 * tile::kWeightSlots % tile::kMakers == 0, "");
+static_assert(tile::kMakers <= 2 * tile::kWeightSlots, "");
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::multiply() {
-  constexpr int kHalfWeights = tile::kWeightBytes / 2;  // of 32 cells
+  constexpr int kHalfWeights = tile::kWeightBytes / 2, kWarpValues = tile::kValueBytes / 4;  // weights of 32 cells; a warp's 16 dims of 64 cells
   const uint32_t base = shared_address(raw_tile);
+  const int warp = same_in_warp(thread_now() >> 5);
+  // Where this lane's codes of cells lane and lane + 32 come to lie, 512 bytes apart, and the rows that it names to ldmatrix.
+  const uint32_t values = base + kValues + warp * (tile::kValueSlots * kWarpValues) + lane_now() * 16;
+  WeightSlot now(same_in_warp(kept().place));
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
-    // Registers are short: what can be found anew is, and a register counts for several things.
-    const int values = kValues + (thread_now() >> 7) * (tile::kValueSlots * tile::kValueBytes);
-    const int own = (thread_now() & 127) >> 2, part = thread_now() & 3;  // this thread copies 16 bytes of cells 2 own and 2 own + 1
-    const uint32_t copied = base + values + own * 128 + (part ^ (own & 3)) * 16;
-    const uint32_t read = base + values + (thread_now() & 31) * 64 + ((thread_now() >> 5 ^ thread_now() >> 1) & 3) * 16;
-    WeightSlot now{kept().place + pass * kept().nt};
-    const int end = now.i + kept().nt;
+    int left = same_in_warp(kept().nt);  // tiles
+    const int8_t* const from = kept().v + slot_of(thread_now(), pass) * 64 + (warp & 3) * 16;
     // The places of a tile's cells are on their way, then its codes, two tiles before its products.
-    int place_at = tile::kVPlaces + own * 8;
-    auto v_places = [&](int i) {
-      const uint2 at = i < end ? __ldg(reinterpret_cast<const uint2*>(kept().records + place_at)) : make_uint2(0, 0);
-      place_at += tile::kRecordBytes;
-      return at;
+    const unsigned char* places = kept().records + tile::kVPlaces + lane_now() * 4;
+    uint32_t next[2];
+    auto look_up = [&](bool any) {
+      if (!any) return;
+      next[0] = __ldg(reinterpret_cast<const uint32_t*>(places)), next[1] = __ldg(reinterpret_cast<const uint32_t*>(places + 128));
+      places += tile::kRecordBytes;
     };
-    auto copy = [&](int i, int slot, uint2 at) {
-      if (i < end) {
-        const int8_t* const from = kept().v + slot_of(thread_now(), pass) * 64 + (thread_now() & 3) * 16;
-        copy16(copied + slot, from + static_cast<uint64_t>(at.x) * 16);
-        copy16(copied + slot + 64, from + static_cast<uint64_t>(at.y) * 16);
+    auto copy = [&](bool any, int slot) {
+      if (any) {
+        copy16_l1(values + slot, from + static_cast<uint64_t>(next[0]) * 16);
+        copy16_l1(values + slot + 512, from + static_cast<uint64_t>(next[1]) * 16);
       }
       commit_copies();
     };
-    uint2 next = v_places(now.i);
-    copy(now.i, 0, next);
-    next = v_places(now.i + 1);
-    copy(now.i + 1, tile::kValueBytes, next);
-    next = v_places(now.i + 2);
+    look_up(left > 0);
+    copy(left > 0, 0);
+    look_up(left > 1);
+    copy(left > 1, kWarpValues);
+    look_up(left > 2);
     int low[72], high[24];
 #pragma unroll
     for (int u = 0; u < 72; ++u) low[u] = 0;
 #pragma unroll
     for (int u = 0; u < 24; ++u) high[u] = 0;
-    uint32_t a[4];
+    uint32_t a[2][4];
     int slot = 0;  // of V
+    uint32_t read = 0;  // the barrier of the weights read before
 #pragma unroll 1
-    for (; now.i < end; ++now.i) {
+    for (; left > 0; --left) {
       land_copies<1>();
-      join_warpgroup(thread_now() >> 7);  // all have what they copied, and are done with the tile before
-      copy(now.i + 2, slot ? slot - tile::kValueBytes : 2 * tile::kValueBytes, next);
-      next = v_places(now.i + 3);
+      __syncwarp();  // all lanes have what they copied, and are done with the tile before
       uint32_t x[4];
-      ldmatrix4_trans(x, read + slot);
-      barrier_wait(shared_address(state().full) + now.slot() * 8, now.parity());
+      ldmatrix4_trans(x, values + slot);
+      copy(left > 2, slot ? slot - kWarpValues : 2 * kWarpValues);
+      look_up(left > 3);
+      const uint32_t b = place_of_matrix(base + now.slot * tile::kWeightBytes + (warp >> 2) * (kHalfWeights / 2));
+      barrier_wait(base + kState + offsetof(State, full) + now.slot * 8, now.parity);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        wait_products<0>();  // what lies between is the other warpgroup's time
-        still_read(a);
-        if (half == 0 && lane_now() == 0 && now.i != kept().place + pass * kept().nt)
-          barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
-        a[0] = byte_permute(x[0], x[1], 0x6420), a[1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
-        a[2] = byte_permute(x[2], x[3], 0x6420), a[3] = byte_permute(x[2], x[3], 0x7531);
-        const uint32_t b = __shfl_sync(~0u, place_of_matrix(base + now.slot() * tile::kWeightBytes + (thread_now() >> 7) * (kHalfWeights / 2)), 0) + half * (kHalfWeights / 16);
+        a[half][0] = byte_permute(x[0], x[1], 0x6420), a[half][1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
+        a[half][2] = byte_permute(x[2], x[3], 0x6420), a[half][3] = byte_permute(x[2], x[3], 0x7531);
+        wait_products<0>();  // of the half before; what lies between is the other warpgroup's time
+        still_read(a[half ^ 1]);
+        if (half == 0 && read && lane_now() == 0) barrier_arrive(read);
         wgmma_fence();
-        wgmma_rs_s8u8(low, a, narrow_matrix(b), 1);
-        wgmma_rs(high, a, narrow_matrix(b + 144 * 32 / 16), 1);
+        wgmma_rs_s8u8(low, a[half], narrow_matrix(b + half * (kHalfWeights / 16)), 1);
+        wgmma_rs(high, a[half], narrow_matrix(b + (half * kHalfWeights + 144 * 32) / 16), 1);
         wgmma_commit();
-        if (half == 0) ldmatrix4_trans(x, read + slot + 32 * 64);
+        if (half == 0) ldmatrix4_trans(x, values + slot + 512);
       }
-      slot = slot == 2 * tile::kValueBytes ? 0 : slot + tile::kValueBytes;
+      read = base + kState + offsetof(State, empty) + now.slot * 8;
+      now.advance(1);
+      slot = slot == 2 * kWarpValues ? 0 : slot + kWarpValues;
     }
     wait_for<0>(low);
     wait_for<0>(high);
-    still_read(a);
-    if (kept().nt && lane_now() == 0) barrier_arrive(shared_address(state().empty) + WeightSlot{now.i - 1}.slot() * 8);
+    still_read(a[0]), still_read(a[1]);
+    if (read && lane_now() == 0) barrier_arrive(read);
     if (pass == 0) join_threads(kSumsReady, tile::kThreads);
     const int me = thread_now(), d = slot_of(me, pass) * 64 + (me >> 5 & 3) * 16 + (me >> 2 & 7) * 2;
 #pragma unroll
@@ -122,10 +127,9 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::weigh() {
-  constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks, kAhead = 4 - kBlocks;  // groups of dims, of 8 rows; words are loaded this many of the latter ahead
-  const int lane = lane_now(), maker = (thread_now() >> 5) - 8, units = 2 * kept().nt;  // of 32 cells
-  const unsigned char* const records = kept().records;
-  const int row = lane >> 1 & 7;  // of 8: this thread's; of the unit's cells it has 8: of 16 the first or second half
+  constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks;  // groups of dims, of 8 rows
+  const int maker = same_in_warp((thread_now() >> 5) - 8), units = 2 * same_in_warp(kept().nt), place = same_in_warp(kept().place);  // units of 32 cells
+  const int lane = lane_now(), row = lane >> 1 & 7;  // of 8: this thread's; of the unit's cells it has 8: of 16 the first or second half
   const uint32_t full = shared_address(state().full), empty = shared_address(state().empty);
   // Where this thread's anchors and weights begin. At head_dim 64 they are found anew: a register each that is not there.
   auto place_of_anchors = [](int lane) { return shared_address(&state().anchors[lane >> 1 & 7]); };
@@ -133,66 +137,87 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
     return shared_address(raw_tile) + (maker & 1) * (tile::kWeightBytes / 2) + (lane >> 1 & 7) * 32 + ((lane >> 4 ^ lane >> 3) & 1) * 16 + (lane & 1) * 8;
   };
   const uint32_t anchors = place_of_anchors(lane), weights = place_of_weights(lane);
+  // What the warp has copied of a unit: the words of 8 rows six times, read by who copied them; masks and scales.
+  const uint32_t staged = shared_address(raw_tile) + tile::kStaged + maker * tile::kStagedBytes, own_words = staged + lane * 16;
   // x + add, at least `least`: the bits of a number.
   auto moved = [](int x, int add, int least) { return __int_as_float(__viaddmax_s32(x, add, least)); };
   auto walk = [&](int pass, auto with_sums) {
     constexpr bool kSums = decltype(with_sums)::value;
     unsigned long long sum[kSums ? kEights : 1] = {};
-    const int begin = 2 * kept().place + pass * units, first = (maker - begin) & (tile::kMakers - 1);
+    const int begin = 2 * (place + pass * (units >> 1)), first = (maker - begin) & (tile::kMakers - 1);
     const unsigned char* from = words() + first * kUnitBytes + lane * 16;
-    const unsigned char* record = records + (first >> 1) * tile::kRecordBytes + tile::kMasks;
-    auto scales_of = [&](int s) {
-      const int at = tile::kVScales - tile::kMasks + (pass * 2 + s) * 128 + (maker & 1) * 64 + (lane_now() >> 4) * 32 + (lane_now() & 1) * 16;
-      return __ldg(reinterpret_cast<const uint4*>(record + at));
+    // Of a unit's record a lane copies 16 bytes: of the masks, then of each group's scales.
+    const unsigned char* record = kept().records + (first >> 1) * tile::kRecordBytes +
+                                  (lane < 8 ? tile::kMasks + (maker & 1) * 128 + lane * 16
+                                            : tile::kVScales + (pass * 2 + (lane >> 2 & 1)) * 128 + (maker & 1) * 64 + (lane & 3) * 16);
+    auto copy_words = [&](int eight, const unsigned char* at) {
+      const uint32_t to = own_words + eight % 6 * 1024;
+      copy16(to, at), copy16(to + 512, at + 512);
     };
-    auto mask_of = [&]() { return __ldg(reinterpret_cast<const uint32_t*>(record + (maker & 1) * 128 + lane_now() * 4)); };
-    uint32_t mask = 0;
-    int x[kAhead][8] = {};  // set in any case: else they would be kept from one item to the next
-    uint4 h[kSlots] = {};
-    auto load = [](int (&x)[8], const unsigned char* at) {
-      const int4 a = __ldcg(reinterpret_cast<const int4*>(at)), b = __ldcg(reinterpret_cast<const int4*>(at + 512));
-      x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    auto copy_record = [&]() {
+      if (lane < 8 + 4 * kSlots) copy16(staged + 6 * 1024 + lane * 16, record);
     };
     if (first < units) {
+      copy_record();
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) load(x[i], from + i * 1024);
-#pragma unroll
-      for (int s = 0; s < kSlots; ++s) h[s] = scales_of(s);
-      mask = mask_of();
+      for (int eight = 0; eight < 6; ++eight) copy_words(eight, from + eight * 1024), commit_copies();
     }
-    WeightSlot now{(begin + first) >> 1};
+    int i = place + pass * (units >> 1) + (first >> 1);
+    WeightSlot now(i % (2 * tile::kWeightSlots));
 #pragma unroll 1
     for (int u = first; u < units; u += tile::kMakers) {
       const bool more = u + tile::kMakers < units;
       const unsigned char* const following = more ? from + tile::kMakers * kUnitBytes : from;
+      land_copies<5>();
+      __syncwarp();
       float v[kSlots][8];
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
-        const uint32_t pairs[4] = {h[s].x, h[s].y, h[s].z, h[s].w};
+        int pairs[4];
+        load_shared4(pairs, staged + 6 * 1024 + 128 + s * 64 + (lane_now() >> 4) * 32 + (lane_now() & 1) * 16);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[s][i] = half_to_float(static_cast<uint16_t>(pairs[i >> 1] >> (i & 1) * 16));
+        for (int i = 0; i < 8; ++i) v[s][i] = half_to_float(static_cast<uint16_t>(static_cast<uint32_t>(pairs[i >> 1]) >> (i & 1) * 16));
       }
       constexpr uint32_t kAll = (1u << 3 * kBlocks) - 1;
       uint32_t active = kAll;  // a bit for 16 rows that see one of the cells
-      if (p.ids) active = active_rows(mask, 0) | (kBlocks == 2 ? active_rows(mask, 1) << 3 : 0);
-      record += more ? tile::kMakers / 2 * tile::kRecordBytes : 0;
-      mask = mask_of();
-#pragma unroll
-      for (int s = 0; s < kSlots; ++s) h[s] = scales_of(s);
-      barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
-      const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot() * tile::kWeightBytes;
+      if (p.ids) {
+        uint32_t mask;
+        load_shared(mask, staged + 6 * 1024 + lane_now() * 4);
+        active = active_rows(mask, 0) | (kBlocks == 2 ? active_rows(mask, 1) << 3 : 0);
+      }
+      __syncwarp();
+      if (more) {
+        record += tile::kMakers / 2 * tile::kRecordBytes;
+        copy_record();
+      }
+      barrier_wait(empty + now.slot * 8, now.parity ^ 1);
+      const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot * tile::kWeightBytes;
       auto make = [&](auto whole) {
+        int x[2][8];
+        auto load = [&](int eight) {
+          int a[4], b[4];
+          load_shared4(a, own_words + eight % 6 * 1024), load_shared4(b, own_words + eight % 6 * 1024 + 512);
+          int (&to)[8] = x[eight & 1];
+          to[0] = a[0], to[1] = a[1], to[2] = a[2], to[3] = a[3], to[4] = b[0], to[5] = b[1], to[6] = b[2], to[7] = b[3];
+        };
+        load(0);
 #pragma unroll
         for (int eight = 0; eight < kEights; ++eight) {
-          int (&own)[8] = x[eight % kAhead];
-          const unsigned char* const ahead = eight + kAhead < kEights ? from + (eight + kAhead) * 1024 : following + (eight + kAhead - kEights) * 1024;
+          int (&own)[8] = x[eight & 1];
           const int r = eight % 6, column = (r >> 1) * 48 + (r & 1) * 8;
           auto store = [&](int s, int d, uint32_t a, uint32_t b) {
             const int other = kBlocks == 2 ? eight / 6 : s;
             store_shared2(at + other * (tile::kWeightBytes / 4) + (d < 3 ? column + d * 16 : 144 + r * 8) * 32, a, b);
           };
+          if (eight + 1 < kEights) land_copies<4>(), load(eight + 1);
+          // Once the words are read, those of six groups of 8 rows later.
+          auto ahead = [&]() {
+            if (eight + 6 < kEights) copy_words(eight, from + (eight + 6) * 1024);
+            else if (more) copy_words(eight, following + (eight + 6 - kEights) * 1024);
+            commit_copies();
+          };
           if (!decltype(whole)::value && !(active >> (eight >> 1) & 1)) {  // their words were not written
-            load(own, ahead);
+            ahead();
 #pragma unroll
             for (int i = 0; i < 4 * kSlots; ++i) store(i >> 2, i & 3, 0, 0);
             continue;
@@ -209,7 +234,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
               sum[eight] += static_cast<uint32_t>(a) + static_cast<uint32_t>(b);  // of two terms below 2^31
             }
           }
-          load(own, ahead);
+          ahead();
 #pragma unroll
           for (int s = 0; s < kSlots; ++s) {
             uint32_t plane[4][2];
@@ -235,9 +260,10 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       from = following;
       fence_async_shared();
       __syncwarp();
-      if (lane_now() == 0) barrier_arrive(full + now.slot() * 8);
-      now.i += tile::kMakers / 2;
+      if (lane_now() == 0) barrier_arrive(full + now.slot * 8);
+      now.advance(tile::kMakers / 2);
     }
+    land_copies<0>();
     if constexpr (kSums) {
 #pragma unroll
       for (int eight = 0; eight < kEights; ++eight) {
@@ -280,8 +306,11 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
       if (s.bad) {
         if (thread_now() == 0) w.flags[b.kept().item] = 1;
       } else {
-        if (thread_now() < 256) b.multiply();
-        else b.weigh();
+        if (thread_now() < 256) {
+          b.multiply();
+        } else {
+          b.weigh();
+        }
         __syncthreads();
         if (thread_now() == 0) s.place = (s.place + s.nt * Block::kPasses) % (2 * tile::kWeightSlots);
       }

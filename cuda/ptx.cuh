@@ -57,6 +57,8 @@ __device__ __forceinline__ int lane_now() {
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(x));
   return x;
 }
+// x, which is the same in all lanes, and so that the compiler knows it.
+__device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
 // The compiler knows nothing of x from here on: it neither keeps what it made of it nor makes something of it earlier.
 __device__ __forceinline__ void hide(int& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void hide(int (&x)[4]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])); }
@@ -83,6 +85,10 @@ __device__ __forceinline__ void store_shared2(uint32_t at, uint32_t x, uint32_t 
 // Copies in groups: land_copies waits for all but the `newer` last ones.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// As copy16, but L1 keeps the cache line: other warps of the block copy what lies beside it.
+__device__ __forceinline__ void copy16_l1(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int newer>

@@ -44,12 +44,14 @@ constexpr int kScoreStages = 8, kExtraBytes = 1024 + 256;
 constexpr int digit_bytes(int dim) { return row_blocks(dim) * halves(dim) * 3 * kRows * 128; }
 constexpr int code_bytes(int dim) { return halves(dim) * 64 * 128; }
 // The sums, in the same place: weights of 64 cells, bytes of two groups of 64 dims (or of two blocks of rows) by 48 rows. A warp makes half of them.
-constexpr int kWeightBytes = 2 * 4 * kRows * 64, kWeightSlots = 8, kMakers = 8;
+constexpr int kWeightBytes = 2 * 4 * kRows * 64, kWeightSlots = 6, kMakers = 8;
+// Behind them, per warp that makes weights, words of 32 cells and 48 rows, masks and scales.
+constexpr int kStaged = kWeightSlots * kWeightBytes, kStagedBytes = kWordBytes / 2 + 256;
 constexpr int larger(int a, int b) { return a > b ? a : b; }
-constexpr int first_bytes(int dim) { return larger(digit_bytes(dim) + kScoreStages * (code_bytes(dim) + kExtraBytes), kWeightSlots * kWeightBytes); }
+constexpr int first_bytes(int dim) { return larger(digit_bytes(dim) + kScoreStages * (code_bytes(dim) + kExtraBytes), kStaged + kMakers * kStagedBytes); }
 // Behind them V's codes of 64 cells by 64 dims, per multiplying warpgroup, and the state.
 constexpr int kValueBytes = 64 * 64, kValueSlots = 3;
-constexpr int kStateBytes = 11264;
+constexpr int kStateBytes = 5120;
 constexpr int state_at(int dim) { return first_bytes(dim) + 2 * kValueSlots * kValueBytes; }
 constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at(dim) + kStateBytes); }
 

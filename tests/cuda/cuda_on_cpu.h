@@ -177,6 +177,7 @@ namespace cuda {
 
 inline const void* sixteenths(const void* base, uint32_t x) { return static_cast<const unsigned char*>(base) + uint64_t{x} * 16; }
 inline int thread_now() { return static_cast<int>(threadIdx.x); }
+inline int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
 inline int lane_now() { return thread_now() & 31; }
 inline void hide(int&) {}
 inline void hide(int (&)[4]) {}
@@ -202,6 +203,7 @@ inline void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
 }
 
 inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from); }
+inline void copy16_l1(uint32_t to, const void* from) { machine::copy16(to, from); }
 inline void commit_copies() { machine::commit_copies(); }
 template <int newer>
 void land_copies() {
