@@ -192,10 +192,9 @@ struct TileBlock {
   __device__ void scores() {
     constexpr int kSteps = 3 * kGroups;
     // Registers are short: what can be found anew, from the thread's number or the state, is.
-    auto group = []() { return thread_now() >> 7; };  // the warpgroup
-    const int lane = lane_now(), warp = thread_now() >> 5, g = lane >> 2, t = lane & 3, block = group() % kBlocks;
-    auto codes_at = [&](int odd) { return shared_address(raw_tile) + kDigits + (group() * 2 + odd) * kCodes; };
-    auto extras_at = [&](int odd) { return kDigits + tile::kScoreStages * kCodes + (group() * 2 + odd) * kExtras; };
+    const int group = same_in_warp(thread_now() >> 7), lane = lane_now(), warp = thread_now() >> 5, g = lane >> 2, t = lane & 3, block = group % kBlocks;
+    auto codes_at = [&](int odd) { return shared_address(raw_tile) + kDigits + (group * 2 + odd) * kCodes; };
+    auto extras_at = [&](int odd) { return kDigits + tile::kScoreStages * kCodes + (group * 2 + odd) * kExtras; };
     float top[12], raised[12];
 #pragma unroll
     for (int u = 0; u < 12; ++u) top[u] = raised[u] = kMinusInf;
@@ -208,7 +207,7 @@ struct TileBlock {
       if (here || (j < kExtras && i + 2 * kStep < kept().nt))
         copy16(shared_address(raw_tile) + extras_at(odd) + j, here ? record + tile::kKScales + j : record + 2 * kStep * tile::kRecordBytes + j - 1024);
     };
-    const int begin = group() / kBlocks;
+    const int begin = group / kBlocks;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const int i = begin + odd * kStep;
@@ -221,11 +220,10 @@ struct TileBlock {
     for (int i = begin; i < kept().nt; i += kStep, out += kStep * (2 * kUnitBytes)) {
       land_copies<1>();
       fence_async_shared();
-      join_warpgroup(group());
+      join_warpgroup(group);
       const int odd = i / kStep & 1;
       const unsigned char* const extra = raw_tile + extras_at(odd);
-      // The same in all of a warp, and so that the compiler knows it.
-      const uint32_t a = __shfl_sync(~0u, place_of_matrix(codes_at(odd)), 0), b = __shfl_sync(~0u, place_of_matrix(shared_address(raw_tile) + block * kBlockDigits), 0);
+      const uint32_t a = place_of_matrix(codes_at(odd)), b = place_of_matrix(shared_address(raw_tile) + block * kBlockDigits);
       auto multiply = [&](int (&sums)[24], int step) {
         const int chunk = step / kGroups, part = step % kGroups;
         const uint32_t ai = a + ((part >> 1) * 8192 + (part & 1) * 64) / 16;
@@ -235,6 +233,8 @@ struct TileBlock {
         wgmma(sums, matrix(ai + 2), matrix(bi + 2), 1);
         wgmma_commit();
       };
+      int d[2][24];
+      multiply(d[0], 0), multiply(d[1], 1);
       uint32_t active = 7;
       if (p.ids) {
         const uint2 masks = *reinterpret_cast<const uint2*>(extra + 512 + lane_now() * 8);
@@ -291,8 +291,8 @@ struct TileBlock {
           __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024 + 32), make_uint2(kept[1], kept[3]));
         }
       };
-      auto join = [&](int (&sums)[24], int chunk, int part) {
-        const float4 f4 = state().factors[block][part][chunk][t];
+      auto factors_of = [&](int step) { return state().factors[block][step % kGroups][step / kGroups][t]; };
+      auto join = [&](int (&sums)[24], const float4& f4, int part) {
         const float f[4] = {f4.x, f4.y, f4.z, f4.w};
 #pragma unroll
         for (int u = 0; u < 8; ++u) {  // 8-row tile, then as the products lie: rows 2t and 2t + 1 of cell g, then of cell g + 8
@@ -302,33 +302,35 @@ struct TileBlock {
       };
       auto turn = [&]() {  // nothing of the stage is needed any more
         const Cells cells(raw_tile + extras_at(i / kStep & 1) + 1024, thread_now());
-        join_warpgroup(group());
+        join_warpgroup(group);
         if (i + 2 * kStep < kept().nt) issue(i + 2 * kStep, i / kStep & 1, cells);
         commit_copies();
       };
       if (active == 7) {
-        int d[2][24];
-        multiply(d[0], 0), multiply(d[1], 1);
+        float4 f = factors_of(0);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           int (&sums)[24] = d[step & 1];
           if (step == kSteps - 1) wait_for<0>(sums);
           else wait_for<1>(sums);
-          join(sums, step / kGroups, step % kGroups);
+          join(sums, f, step % kGroups);
           if (step + 2 < kSteps) multiply(sums, step + 2);
-          if (step == kSteps - 1) turn();
+          if (step + 1 < kSteps) f = factors_of(step + 1);
+          else turn();
           if (step % kGroups == kGroups - 1) finish(step / kGroups);
         }
       } else {
+        wait_for<0>(d[0]), wait_for<0>(d[1]);
 #pragma unroll
         for (int chunk = 0; chunk < 3; ++chunk) {
           if (!(active >> chunk & 1)) continue;
 #pragma unroll
           for (int part = 0; part < kGroups; ++part) {
-            int d[24];
-            multiply(d, chunk * kGroups + part);
-            wait_for<0>(d);
-            join(d, chunk, part);
+            const int step = chunk * kGroups + part;
+            multiply(d[0], step);
+            const float4 f = factors_of(step);
+            wait_for<0>(d[0]);
+            join(d[0], f, part);
           }
           finish(chunk);
         }

@@ -16,12 +16,11 @@ constexpr int kSumsReady = 5;  // named barrier: L is complete
 // A warp makes every kMakers-th half tile, so before it waits for a slot's use n to be read, it has seen a later tile than that of use n - 1 read:
 // no parity is taken for that of two uses before.
 struct WeightSlot {
-  int slot, parity;
-  __device__ __forceinline__ explicit WeightSlot(int i) : slot(i < tile::kWeightSlots ? i : i - tile::kWeightSlots), parity(i < tile::kWeightSlots ? 0 : 1) {}
-  __device__ __forceinline__ void advance(int tiles) {
-    slot += tiles;
-    if (slot >= tile::kWeightSlots) slot -= tile::kWeightSlots, parity ^= 1;
-  }
+  int i;
+  __device__ __forceinline__ int slot() const { return i < tile::kWeightSlots ? i : i - tile::kWeightSlots; }
+  __device__ __forceinline__ uint32_t parity() const { return i < tile::kWeightSlots ? 0 : 1; }
+  __device__ __forceinline__ WeightSlot later(int tiles) const { return {i + tiles < 2 * tile::kWeightSlots ? i + tiles : i + tiles - 2 * tile::kWeightSlots}; }
+  __device__ __forceinline__ WeightSlot before() const { return {i > 0 ? i - 1 : 2 * tile::kWeightSlots - 1}; }
 };
 static_assert(tile::kMakers <= 2 * tile::kWeightSlots, "");
 
@@ -32,7 +31,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
   const int warp = same_in_warp(thread_now() >> 5);
   // Where this lane's codes of cells lane and lane + 32 come to lie, 512 bytes apart, and the rows that it names to ldmatrix.
   const uint32_t values = base + kValues + warp * (tile::kValueSlots * kWarpValues) + lane_now() * 16;
-  WeightSlot now(same_in_warp(kept().place));
+  WeightSlot now{same_in_warp(kept().place)};
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
     int left = same_in_warp(kept().nt);  // tiles
@@ -52,6 +51,9 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
       }
       commit_copies();
     };
+    auto release = [&](bool any) {  // the weights of the tile before
+      if (any && lane_now() == 0) barrier_arrive(base + kState + offsetof(State, empty) + now.before().slot() * 8);
+    };
     look_up(left > 0);
     copy(left > 0, 0);
     look_up(left > 1);
@@ -64,7 +66,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
     for (int u = 0; u < 24; ++u) high[u] = 0;
     uint32_t a[2][4];
     int slot = 0;  // of V
-    uint32_t read = 0;  // the barrier of the weights read before
+    bool any = false;   // a tile before
 #pragma unroll 1
     for (; left > 0; --left) {
       land_copies<1>();
@@ -73,29 +75,29 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
       ldmatrix4_trans(x, values + slot);
       copy(left > 2, slot ? slot - kWarpValues : 2 * kWarpValues);
       look_up(left > 3);
-      const uint32_t b = place_of_matrix(base + now.slot * tile::kWeightBytes + (warp >> 2) * (kHalfWeights / 2));
-      barrier_wait(base + kState + offsetof(State, full) + now.slot * 8, now.parity);
+      const uint32_t b = place_of_matrix(base + now.slot() * tile::kWeightBytes + (warp >> 2) * (kHalfWeights / 2));
+      barrier_wait(base + kState + offsetof(State, full) + now.slot() * 8, now.parity());
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         a[half][0] = byte_permute(x[0], x[1], 0x6420), a[half][1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
         a[half][2] = byte_permute(x[2], x[3], 0x6420), a[half][3] = byte_permute(x[2], x[3], 0x7531);
         wait_products<0>();  // of the half before; what lies between is the other warpgroup's time
         still_read(a[half ^ 1]);
-        if (half == 0 && read && lane_now() == 0) barrier_arrive(read);
+        if (half == 0) release(any);
         wgmma_fence();
         wgmma_rs_s8u8(low, a[half], narrow_matrix(b + half * (kHalfWeights / 16)), 1);
         wgmma_rs(high, a[half], narrow_matrix(b + (half * kHalfWeights + 144 * 32) / 16), 1);
         wgmma_commit();
         if (half == 0) ldmatrix4_trans(x, values + slot + 512);
       }
-      read = base + kState + offsetof(State, empty) + now.slot * 8;
-      now.advance(1);
+      any = true;
+      now = now.later(1);
       slot = slot == 2 * kWarpValues ? 0 : slot + kWarpValues;
     }
     wait_for<0>(low);
     wait_for<0>(high);
     still_read(a[0]), still_read(a[1]);
-    if (read && lane_now() == 0) barrier_arrive(read);
+    release(any);
     if (pass == 0) join_threads(kSumsReady, tile::kThreads);
     const int me = thread_now(), d = slot_of(me, pass) * 64 + (me >> 5 & 3) * 16 + (me >> 2 & 7) * 2;
 #pragma unroll
@@ -162,8 +164,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
 #pragma unroll
       for (int eight = 0; eight < 6; ++eight) copy_words(eight, from + eight * 1024), commit_copies();
     }
-    int i = place + pass * (units >> 1) + (first >> 1);
-    WeightSlot now(i % (2 * tile::kWeightSlots));
+    WeightSlot now{(place + pass * (units >> 1) + (first >> 1)) % (2 * tile::kWeightSlots)};
 #pragma unroll 1
     for (int u = first; u < units; u += tile::kMakers) {
       const bool more = u + tile::kMakers < units;
@@ -190,8 +191,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
         record += tile::kMakers / 2 * tile::kRecordBytes;
         copy_record();
       }
-      barrier_wait(empty + now.slot * 8, now.parity ^ 1);
-      const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot * tile::kWeightBytes;
+      barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
+      const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot() * tile::kWeightBytes;
       auto make = [&](auto whole) {
         int x[2][8];
         auto load = [&](int eight) {
@@ -260,8 +261,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       from = following;
       fence_async_shared();
       __syncwarp();
-      if (lane_now() == 0) barrier_arrive(full + now.slot * 8);
-      now.advance(tile::kMakers / 2);
+      if (lane_now() == 0) barrier_arrive(full + now.slot() * 8);
+      now = now.later(tile::kMakers / 2);
     }
     land_copies<0>();
     if constexpr (kSums) {
