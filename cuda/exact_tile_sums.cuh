@@ -34,15 +34,16 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
   WeightSlot now{same_in_warp(kept().place)};
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
-    int left = same_in_warp(kept().nt);  // tiles
+    const int nt = same_in_warp(kept().nt), step = pass == 0 ? -tile::kRecordBytes : tile::kRecordBytes;
+    int left = nt;  // tiles
     const int8_t* const from = kept().v + slot_of(thread_now(), pass) * 64 + (warp & 3) * 16;
     // The places of a tile's cells are on their way, then its codes, two tiles before its products.
-    const unsigned char* places = kept().records + tile::kVPlaces + lane_now() * 4;
+    const unsigned char* places = kept().records + (pass == 0 ? nt - 1 : 0) * static_cast<int64_t>(tile::kRecordBytes) + tile::kVPlaces + lane_now() * 4;
     uint32_t next[2];
     auto look_up = [&](bool any) {
       if (!any) return;
       next[0] = __ldg(reinterpret_cast<const uint32_t*>(places)), next[1] = __ldg(reinterpret_cast<const uint32_t*>(places + 128));
-      places += tile::kRecordBytes;
+      places += step;
     };
     auto copy = [&](bool any, int slot) {
       if (any) {
@@ -147,17 +148,21 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
     constexpr bool kSums = decltype(with_sums)::value;
     unsigned long long sum[kSums ? kEights : 1] = {};
     const int begin = 2 * (place + pass * (units >> 1)), first = (maker - begin) & (tile::kMakers - 1);
-    const unsigned char* from = words() + first * kUnitBytes + lane * 16;
+    // Backwards first: what was written last is still near.
+    const int tile = kSums ? (units - 1 - first) >> 1 : first >> 1, step = kSums ? -tile::kMakers / 2 : tile::kMakers / 2;
+    const unsigned char* from = words() + (2 * tile + (maker & 1)) * static_cast<int64_t>(kUnitBytes) + lane * 16;
     // Of a unit's record a lane copies 16 bytes: of the masks, then of each group's scales.
-    const unsigned char* record = kept().records + (first >> 1) * tile::kRecordBytes +
-                                  (lane < 8 ? tile::kMasks + (maker & 1) * 128 + lane * 16
-                                            : tile::kVScales + (pass * 2 + (lane >> 2 & 1)) * 128 + (maker & 1) * 64 + (lane & 3) * 16);
+    const unsigned char* record = kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) +
+                                  (lane < 8    ? tile::kMasks + (maker & 1) * 128 + lane * 16
+                                   : lane < 16 ? tile::kVScales + (pass * 2 + (lane >> 2 & 1)) * 128 + (maker & 1) * 64 + (lane & 3) * 16
+                                               : tile::kVPlaces + (maker & 1) * 128);
     auto copy_words = [&](int eight, const unsigned char* at) {
       const uint32_t to = own_words + eight % 6 * 1024;
       copy16(to, at), copy16(to + 512, at + 512);
     };
     auto copy_record = [&]() {
       if (lane < 8 + 4 * kSlots) copy16(staged + 6 * 1024 + lane * 16, record);
+      if (lane == 16) prefetch_l2(record);  // the places that the others will look up
     };
     if (first < units) {
       copy_record();
@@ -168,7 +173,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
 #pragma unroll 1
     for (int u = first; u < units; u += tile::kMakers) {
       const bool more = u + tile::kMakers < units;
-      const unsigned char* const following = more ? from + tile::kMakers * kUnitBytes : from;
+      const unsigned char* const following = more ? from + step * (2 * kUnitBytes) : from;
       land_copies<5>();
       __syncwarp();
       float v[kSlots][8];
@@ -188,16 +193,19 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       }
       __syncwarp();
       if (more) {
-        record += tile::kMakers / 2 * tile::kRecordBytes;
+        record += step * tile::kRecordBytes;
         copy_record();
       }
       barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
       const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot() * tile::kWeightBytes;
       auto make = [&](auto whole) {
-        int x[2][8];
+        int x[2][8], anchor[2][4];
         auto load = [&](int eight) {
           int a[4], b[4];
           load_shared4(a, own_words + eight % 6 * 1024), load_shared4(b, own_words + eight % 6 * 1024 + 512);
+          const uint32_t of_rows = (kBlocks == 2 ? place_of_anchors(lane_now()) : anchors) + eight * (8 * 16);
+          if (kSums) load_shared4(anchor[eight & 1], of_rows);
+          else load_shared2(anchor[eight & 1][0], anchor[eight & 1][1], of_rows);
           int (&to)[8] = x[eight & 1];
           to[0] = a[0], to[1] = a[1], to[2] = a[2], to[3] = a[3], to[4] = b[0], to[5] = b[1], to[6] = b[2], to[7] = b[3];
         };
@@ -210,7 +218,10 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
             const int other = kBlocks == 2 ? eight / 6 : s;
             store_shared2(at + other * (tile::kWeightBytes / 4) + (d < 3 ? column + d * 16 : 144 + r * 8) * 32, a, b);
           };
-          if (eight + 1 < kEights) land_copies<4>(), load(eight + 1);
+          if (eight + 1 < kEights) {
+            land_copies<4>();
+            load(eight + 1);
+          }
           // Once the words are read, those of six groups of 8 rows later.
           auto ahead = [&]() {
             if (eight + 6 < kEights) copy_words(eight, from + (eight + 6) * 1024);
@@ -223,8 +234,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
             for (int i = 0; i < 4 * kSlots; ++i) store(i >> 2, i & 3, 0, 0);
             continue;
           }
-          int c[4];
-          load_shared4(c, (kBlocks == 2 ? place_of_anchors(lane_now()) : anchors) + eight * (8 * 16));
+          const int (&c)[4] = anchor[eight & 1];
           float e[8];
 #pragma unroll
           for (int i = 0; i < 8; ++i) e[i] = moved(own[i], c[0], c[1]);
