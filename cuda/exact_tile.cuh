@@ -23,7 +23,7 @@ struct TileBlock {
   static constexpr int kBlocks = tile::row_blocks(D), kAllRows = kBlocks * tile::kRows, kGroups = D / 64, kHalves = tile::halves(D);
   static constexpr int kCodes = tile::code_bytes(D), kExtras = tile::kExtraBytes, kStep = 4 / kBlocks;  // kStep: warpgroups of the same rows
   static constexpr int kBlockDigits = kHalves * 3 * tile::kRows * 128, kUnitBytes = kBlocks * tile::kWordBytes / 2;
-  static constexpr int kDigits = tile::digit_bytes(D), kValues = tile::first_bytes(D), kState = tile::state_at(D);  // places in shared memory
+  static constexpr int kDigits = tile::digit_bytes(D), kValues = tile::first_bytes(D), kPlaces = tile::places_at(D), kState = tile::state_at(D);  // places in shared memory
   static constexpr int kPasses = D == 256 ? 2 : 1;  // of the sums, of two groups each
 
   struct State {

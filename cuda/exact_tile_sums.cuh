@@ -26,58 +26,61 @@ static_assert(tile::kMakers <= 2 * tile::kWeightSlots, "");
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::multiply() {
-  constexpr int kHalfWeights = tile::kWeightBytes / 2, kWarpValues = tile::kValueBytes / 4;  // weights of 32 cells; a warp's 16 dims of 64 cells
+  constexpr int kHalfWeights = tile::kWeightBytes / 2;  // of 32 cells
   const uint32_t base = shared_address(raw_tile);
   const int warp = same_in_warp(thread_now() >> 5);
-  // Where this lane's codes of cells lane and lane + 32 come to lie, 512 bytes apart, and the rows that it names to ldmatrix.
-  const uint32_t values = base + kValues + warp * (tile::kValueSlots * kWarpValues) + lane_now() * 16;
+  // A thread copies 16 bytes of cells 2 own and 2 own + 1, and names cell lane's 16 dims of its warp to ldmatrix.
+  const int own = (thread_now() & 127) >> 2, values = base + kValues + (warp >> 2) * (tile::kValueSlots * tile::kValueBytes);
+  const uint32_t copied = values + own * 128 + ((thread_now() ^ own) & 3) * 16;
+  const uint32_t read = values + lane_now() * 64 + ((warp ^ lane_now() >> 1) & 3) * 16;
+  const bool leader = lane_now() == 0;
   WeightSlot now{same_in_warp(kept().place)};
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
-    const int nt = same_in_warp(kept().nt), step = pass == 0 ? -tile::kRecordBytes : tile::kRecordBytes;
+    const int nt = same_in_warp(kept().nt);
     int left = nt;  // tiles
-    const int8_t* const from = kept().v + slot_of(thread_now(), pass) * 64 + (warp & 3) * 16;
-    // The places of a tile's cells are on their way, then its codes, two tiles before its products.
-    const unsigned char* places = kept().records + (pass == 0 ? nt - 1 : 0) * static_cast<int64_t>(tile::kRecordBytes) + tile::kVPlaces + lane_now() * 4;
-    uint32_t next[2];
-    auto look_up = [&](bool any) {
-      if (!any) return;
-      next[0] = __ldg(reinterpret_cast<const uint32_t*>(places)), next[1] = __ldg(reinterpret_cast<const uint32_t*>(places + 128));
-      places += step;
+    const int8_t* const from = kept().v + slot_of(thread_now(), pass) * 64 + (thread_now() & 3) * 16;
+    // Of a tile's cells the places are on their way, then the codes, two tiles before the products. The first three tiles' places are looked up here, others
+    // have come with the weights of earlier tiles.
+    uint2 next;
+    auto look_up = [&](int i) {
+      if (i >= nt) return;
+      const int tile = pass == 0 ? nt - 1 - i : i;
+      next = __ldg(reinterpret_cast<const uint2*>(kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + tile::kVPlaces + own * 8));
     };
     auto copy = [&](bool any, int slot) {
       if (any) {
-        copy16_l1(values + slot, from + static_cast<uint64_t>(next[0]) * 16);
-        copy16_l1(values + slot + 512, from + static_cast<uint64_t>(next[1]) * 16);
+        copy16(copied + slot, from + static_cast<uint64_t>(next.x) * 16);
+        copy16(copied + slot + 64, from + static_cast<uint64_t>(next.y) * 16);
       }
       commit_copies();
     };
     auto release = [&](bool any) {  // the weights of the tile before
-      if (any && lane_now() == 0) barrier_arrive(base + kState + offsetof(State, empty) + now.before().slot() * 8);
+      if (any && leader) barrier_arrive(base + kState + offsetof(State, empty) + now.before().slot() * 8);
     };
-    look_up(left > 0);
+    look_up(0);
     copy(left > 0, 0);
-    look_up(left > 1);
-    copy(left > 1, kWarpValues);
-    look_up(left > 2);
-    int low[72], high[24];
+    look_up(1);
+    copy(left > 1, tile::kValueBytes);
+    look_up(2);
+    int low[72], high[24];  // zeroes that the compiler does not know of: it would take the first turn out of the loop, with a wait for every product
 #pragma unroll
-    for (int u = 0; u < 72; ++u) low[u] = 0;
+    for (int u = 0; u < 72; ++u) { low[u] = 0; hide(low[u]); }
 #pragma unroll
-    for (int u = 0; u < 24; ++u) high[u] = 0;
+    for (int u = 0; u < 24; ++u) { high[u] = 0; hide(high[u]); }
     uint32_t a[2][4];
     int slot = 0;  // of V
     bool any = false;   // a tile before
 #pragma unroll 1
     for (; left > 0; --left) {
       land_copies<1>();
-      __syncwarp();  // all lanes have what they copied, and are done with the tile before
+      join_warpgroup(warp >> 2);  // all have what they copied, and are done with the tile before
       uint32_t x[4];
-      ldmatrix4_trans(x, values + slot);
-      copy(left > 2, slot ? slot - kWarpValues : 2 * kWarpValues);
-      look_up(left > 3);
+      ldmatrix4_trans(x, read + slot);
+      copy(left > 2, slot ? slot - tile::kValueBytes : 2 * tile::kValueBytes);
       const uint32_t b = place_of_matrix(base + now.slot() * tile::kWeightBytes + (warp >> 2) * (kHalfWeights / 2));
       barrier_wait(base + kState + offsetof(State, full) + now.slot() * 8, now.parity());
+      if (left > 3) load_shared2(next.x, next.y, base + kPlaces + now.later(3).i * 256 + own * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         a[half][0] = byte_permute(x[0], x[1], 0x6420), a[half][1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
@@ -89,11 +92,11 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
         wgmma_rs_s8u8(low, a[half], narrow_matrix(b + half * (kHalfWeights / 16)), 1);
         wgmma_rs(high, a[half], narrow_matrix(b + (half * kHalfWeights + 144 * 32) / 16), 1);
         wgmma_commit();
-        if (half == 0) ldmatrix4_trans(x, values + slot + 512);
+        if (half == 0) ldmatrix4_trans(x, read + slot + 32 * 64);
       }
       any = true;
       now = now.later(1);
-      slot = slot == 2 * kWarpValues ? 0 : slot + kWarpValues;
+      slot = slot == 2 * tile::kValueBytes ? 0 : slot + tile::kValueBytes;
     }
     wait_for<0>(low);
     wait_for<0>(high);
@@ -151,31 +154,38 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
     // Backwards first: what was written last is still near.
     const int tile = kSums ? (units - 1 - first) >> 1 : first >> 1, step = kSums ? -tile::kMakers / 2 : tile::kMakers / 2;
     const unsigned char* from = words() + (2 * tile + (maker & 1)) * static_cast<int64_t>(kUnitBytes) + lane * 16;
-    // Of a unit's record a lane copies 16 bytes: of the masks, then of each group's scales.
-    const unsigned char* record = kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) +
-                                  (lane < 8    ? tile::kMasks + (maker & 1) * 128 + lane * 16
-                                   : lane < 16 ? tile::kVScales + (pass * 2 + (lane >> 2 & 1)) * 128 + (maker & 1) * 64 + (lane & 3) * 16
-                                               : tile::kVPlaces + (maker & 1) * 128);
+    WeightSlot now{(place + pass * (units >> 1) + (first >> 1)) % (2 * tile::kWeightSlots)};
+    // Of a unit's record a lane copies 16 bytes of the masks, or of a group's scales.
+    const int record_part = lane < 8 ? tile::kMasks + (maker & 1) * 128 + lane * 16 : tile::kVScales + (pass * 2 + (lane >> 2 & 1)) * 128 + (maker & 1) * 64 + (lane & 3) * 16;
+    const unsigned char* record = kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + record_part;
+    auto copy_record = [&]() {
+      if (lane < 8 + 4 * kSlots) copy16(staged + 6 * 1024 + lane * 16, record);
+    };
     auto copy_words = [&](int eight, const unsigned char* at) {
       const uint32_t to = own_words + eight % 6 * 1024;
       copy16(to, at), copy16(to + 512, at + 512);
     };
-    auto copy_record = [&]() {
-      if (lane < 8 + 4 * kSlots) copy16(staged + 6 * 1024 + lane * 16, record);
-      if (lane == 16) prefetch_l2(record);  // the places that the others will look up
+    // V's places, for who multiplies: where those of a tile `later` than now come to lie. The first three are not needed; the next five come at once, others with
+    // the weights of eight tiles before. There is room for twelve: those that are overwritten have been looked up, three tiles before their products.
+    auto v_places = [&](int later) {
+      return shared_address(raw_tile) + kPlaces + now.later(later).i * 256 + (maker & 1) * 128 + (lane & 7) * 16;
     };
+    if (first < 2) {
+      barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
+      for (int i = 3 + (lane >> 3); i < min(8, units >> 1); i += 4)
+        copy16(v_places(i), record + (kSums ? -i : i) * tile::kRecordBytes + tile::kVPlaces + (maker & 1) * 128 + (lane & 7) * 16 - record_part);
+    }
     if (first < units) {
       copy_record();
 #pragma unroll
       for (int eight = 0; eight < 6; ++eight) copy_words(eight, from + eight * 1024), commit_copies();
     }
-    WeightSlot now{(place + pass * (units >> 1) + (first >> 1)) % (2 * tile::kWeightSlots)};
+    land_copies<5>();
+    __syncwarp();
 #pragma unroll 1
     for (int u = first; u < units; u += tile::kMakers) {
       const bool more = u + tile::kMakers < units;
       const unsigned char* const following = more ? from + step * (2 * kUnitBytes) : from;
-      land_copies<5>();
-      __syncwarp();
       float v[kSlots][8];
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
@@ -197,6 +207,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
         copy_record();
       }
       barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
+      if (lane < 8 && u + 2 * tile::kMakers < units) copy16(v_places(8), record + step * tile::kRecordBytes + tile::kVPlaces - tile::kMasks);
       const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot() * tile::kWeightBytes;
       auto make = [&](auto whole) {
         int x[2][8], anchor[2][4];
@@ -270,6 +281,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       else make(Constant<0>());
       from = following;
       fence_async_shared();
+      land_copies<5>();  // of V's places and the next unit's record
       __syncwarp();
       if (lane_now() == 0) barrier_arrive(full + now.slot() * 8);
       now = now.later(tile::kMakers / 2);

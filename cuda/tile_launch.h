@@ -49,10 +49,11 @@ constexpr int kWeightBytes = 2 * 4 * kRows * 64, kWeightSlots = 6, kMakers = 8;
 constexpr int kStaged = kWeightSlots * kWeightBytes, kStagedBytes = kWordBytes / 2 + 256;
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int first_bytes(int dim) { return larger(digit_bytes(dim) + kScoreStages * (code_bytes(dim) + kExtraBytes), kStaged + kMakers * kStagedBytes); }
-// Behind them V's codes of 64 cells by 64 dims, per multiplying warpgroup, and the state.
+// Behind them V's codes of 64 cells by 64 dims, per multiplying warpgroup; the places of V of 64 cells, twice kWeightSlots times; and the state.
 constexpr int kValueBytes = 64 * 64, kValueSlots = 3;
 constexpr int kStateBytes = 5120;
-constexpr int state_at(int dim) { return first_bytes(dim) + 2 * kValueSlots * kValueBytes; }
+constexpr int places_at(int dim) { return first_bytes(dim) + 2 * kValueSlots * kValueBytes; }
+constexpr int state_at(int dim) { return places_at(dim) + 2 * kWeightSlots * 256; }
 constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at(dim) + kStateBytes); }
 
 constexpr int kMostWindow = 192 * 1024;    // bytes of a window of the context's masks, in the union

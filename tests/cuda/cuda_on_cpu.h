@@ -203,8 +203,6 @@ inline void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
 }
 
 inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from); }
-inline void prefetch_l2(const void*) {}
-inline void copy16_l1(uint32_t to, const void* from) { machine::copy16(to, from); }
 inline void commit_copies() { machine::commit_copies(); }
 template <int newer>
 void land_copies() {
