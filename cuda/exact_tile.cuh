@@ -43,7 +43,7 @@ struct TileBlock {
     int inner_first, inner_last;   // cells that all its queries may see by their numbers
     uint32_t all;                  // a bit per query
     int item, next, bad;
-    int place;  // of how many tiles the block has made the weights, modulo two rounds of their slots
+    int place;  // of how many tiles the block has made the weights, modulo two uses of their slots
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
   using Tops = float[2][16][tile::kRows];  // per warp: greatest score, greatest n + level; where V's codes come later

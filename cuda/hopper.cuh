@@ -15,6 +15,9 @@ __device__ __forceinline__ uint64_t narrow_matrix(uint32_t place) { return place
 #ifdef __CUDACC__
 __device__ __forceinline__ void barrier_init(uint32_t at, int count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
 __device__ __forceinline__ void barrier_arrive(uint32_t at) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory"); }
+__device__ __forceinline__ void barrier_arrive_if(uint32_t at, int condition) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %1, 0;\n\t@p mbarrier.arrive.shared.b64 _, [%0];\n\t}" ::"r"(at), "r"(condition) : "memory");
+}
 __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity) {
   asm volatile(
       "{\n\t.reg .pred done;\n\tagain:\n\tmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n\t@done bra end;\n\tbra again;\n\tend:\n\t}" ::"r"(at),

@@ -61,6 +61,8 @@ __device__ __forceinline__ int lane_now() {
 __device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
 // The compiler knows nothing of x from here on: it neither keeps what it made of it nor makes something of it earlier.
 __device__ __forceinline__ void hide(int& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void hide(uint32_t& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void hide(const int8_t*& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void hide(int (&x)[4]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])); }
 // high:low += x
 __device__ __forceinline__ void add_wide(uint32_t& low, uint32_t& high, uint32_t x) {
@@ -85,6 +87,10 @@ __device__ __forceinline__ void store_shared2(uint32_t at, uint32_t x, uint32_t 
 // Copies in groups: land_copies waits for all but the `newer` last ones.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// Zeroes where there is nothing: nothing is read.
+__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void* from, bool any) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(any ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int newer>

@@ -30,7 +30,7 @@ void meet_warpgroup(const char* what, void* mine, Work work, const void* pc);
 void warp_barrier();
 void named_barrier(int number, int threads, bool wait);
 
-void copy16(uint32_t to, const void* from);
+void copy16(uint32_t to, const void* from, bool any);
 void commit_copies();
 void land_copies(int newer);
 
@@ -180,6 +180,8 @@ inline int thread_now() { return static_cast<int>(threadIdx.x); }
 inline int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
 inline int lane_now() { return thread_now() & 31; }
 inline void hide(int&) {}
+inline void hide(uint32_t&) {}
+inline void hide(const int8_t*&) {}
 inline void hide(int (&)[4]) {}
 inline void still_read(const uint32_t (&)[4]) {}
 inline void add_wide(uint32_t& low, uint32_t& high, uint32_t x) { high += (low += x) < x; }
@@ -202,7 +204,8 @@ inline void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
   std::memcpy(machine::shared(at, 8, 8), both, 8);
 }
 
-inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from); }
+inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from, true); }
+inline void copy16_or_zero(uint32_t to, const void* from, bool any) { machine::copy16(to, from, any); }
 inline void commit_copies() { machine::commit_copies(); }
 template <int newer>
 void land_copies() {
@@ -220,6 +223,9 @@ inline void add_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
 
 inline void barrier_init(uint32_t at, int count) { machine::barrier_init(at, count); }
 inline void barrier_arrive(uint32_t at) { machine::barrier_arrive(at, 0); }
+inline void barrier_arrive_if(uint32_t at, int condition) {
+  if (condition) machine::barrier_arrive(at, 0);
+}
 inline void barrier_wait(uint32_t at, uint32_t parity) { machine::barrier_wait(at, parity); }
 template <uint32_t bytes>
 void expect_bytes(uint32_t at) {
