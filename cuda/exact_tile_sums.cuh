@@ -13,23 +13,20 @@ namespace cuda {
 constexpr int kSumsReady = 5;  // named barrier: L is complete
 
 // Where the weights of the block's tile number i lie, and the parity of that use of the slot; i is less than twice kWeightSlots, and again from 0.
-// A pass takes whole rounds of half of the slots, the last ones maybe empty. A warp makes every kMakers-th half tile, so before it waits for a slot's
-// use n to be read, it has seen a later tile than that of use n - 1 read: no parity is taken for that of two uses before.
-// The last slot of a round is given back with the first tile of the next round, whatever pass or item that belongs to: slot 5 once before its first use.
+// A warp makes every kMakers-th half tile, so before it waits for a slot's use n to be read, it has seen a later tile than that of use n - 1 read:
+// no parity is taken for that of two uses before.
 struct WeightSlot {
   int i;
   __device__ __forceinline__ int slot() const { return i < tile::kWeightSlots ? i : i - tile::kWeightSlots; }
   __device__ __forceinline__ uint32_t parity() const { return i < tile::kWeightSlots ? 0 : 1; }
-  __device__ __forceinline__ uint32_t parity_before() const { return slot() == tile::kWeightSlots - 1 ? parity() : parity() ^ 1; }
   __device__ __forceinline__ WeightSlot later(int tiles) const { return {i + tiles < 2 * tile::kWeightSlots ? i + tiles : i + tiles - 2 * tile::kWeightSlots}; }
+  __device__ __forceinline__ WeightSlot before() const { return {i > 0 ? i - 1 : 2 * tile::kWeightSlots - 1}; }
 };
-static_assert(tile::kMakers <= 2 * tile::kWeightSlots && tile::kWeightSlots == 2 * tile::kValueSlots, "");
-constexpr int kRound = tile::kValueSlots;
-__device__ __forceinline__ int whole_rounds(int tiles) { return (tiles + kRound - 1) / kRound * kRound; }
+static_assert(tile::kMakers <= 2 * tile::kWeightSlots, "");
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::multiply() {
-  constexpr int kHalfWeights = tile::kWeightBytes / 2, kFull = offsetof(State, full), kEmpty = offsetof(State, empty);
+  constexpr int kHalfWeights = tile::kWeightBytes / 2;  // of 32 cells
   const uint32_t base = shared_address(raw_tile);
   const int warp = same_in_warp(thread_now() >> 5);
   // A thread copies 16 bytes of cells 2 own and 2 own + 1, and names cell lane's 16 dims of its warp to ldmatrix.
@@ -53,10 +50,15 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
       next = __ldg(reinterpret_cast<const uint2*>(kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + tile::kVPlaces + own * 8));
     };
     auto copy = [&](bool any, int slot) {
-      hide(next.x), hide(next.y);  // their addresses are made here, while products run
-      copy16_or_zero(copied + slot, from + static_cast<uint64_t>(next.x) * 16, any);
-      copy16_or_zero(copied + slot + 64, from + static_cast<uint64_t>(next.y) * 16, any);
+      hide(next.x), hide(next.y);
+      if (any) {
+        copy16(copied + slot, from + static_cast<uint64_t>(next.x) * 16);
+        copy16(copied + slot + 64, from + static_cast<uint64_t>(next.y) * 16);
+      }
       commit_copies();
+    };
+    auto release = [&](bool any) {  // the weights of the tile before
+      barrier_arrive_if(base + kState + offsetof(State, empty) + now.before().slot() * 8, any && leader);
     };
     look_up(0);
     copy(left > 0, 0);
@@ -69,41 +71,39 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
 #pragma unroll
     for (int u = 0; u < 24; ++u) { high[u] = 0; hide(high[u]); }
     uint32_t a[2][4];
+    int slot = 0;  // of V
+    bool any = false;  // a tile before
 #pragma unroll 1
-    for (; left > 0; now = now.later(kRound)) {
-      const int slot = now.slot();
-      const uint32_t barriers = base + kState + slot * 8, weights = place_of_matrix(base + slot * tile::kWeightBytes + (warp >> 2) * (kHalfWeights / 2));
-      uint32_t places = base + kPlaces + own * 8 + now.later(kRound).i * 256, parity = now.parity();
-      hide(places);
+    for (; left > 0; --left) {
+      land_copies<1>();
+      join_warpgroup(warp >> 2);  // all have what they copied, and are done with the tile before
+      uint32_t x[4];
+      ldmatrix4_trans(x, read + slot);
+      copy(left > 2, slot ? slot - tile::kValueBytes : 2 * tile::kValueBytes);
+      const uint32_t b = place_of_matrix(base + now.slot() * tile::kWeightBytes + (warp >> 2) * (kHalfWeights / 2));
+      barrier_wait(base + kState + offsetof(State, full) + now.slot() * 8, now.parity());
+      load_shared2(next.x, next.y, left > 3 ? base + kPlaces + now.later(3).i * 256 + own * 8 : base + kState);
 #pragma unroll
-      for (int turn = 0; turn < kRound; ++turn, --left) {
-        land_copies<1>();
-        join_warpgroup(warp >> 2);  // all have what they copied, and are done with the tile before
-        uint32_t x[4];
-        ldmatrix4_trans(x, read + turn * tile::kValueBytes);
-        copy(left > 2, (turn + 2) % kRound * tile::kValueBytes);  // zeroes for tiles that are not there, whatever their weights
-        barrier_wait(barriers + kFull + turn * 8, parity);
-        load_shared2(next.x, next.y, left > 3 ? places + turn * 256 : base + kState);  // of tiles that are not there others may write something
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          a[half][0] = byte_permute(x[0], x[1], 0x6420), a[half][1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
-          a[half][2] = byte_permute(x[2], x[3], 0x6420), a[half][3] = byte_permute(x[2], x[3], 0x7531);
-          wait_products<0>();  // of the half before; what lies between is the other warpgroup's time
-          still_read(a[half ^ 1]);
-          if (half == 0) barrier_arrive_if(turn ? barriers + kEmpty + (turn - 1) * 8 : base + kState + kEmpty + (tile::kWeightSlots - 1 - slot) * 8, leader);
-          wgmma_fence();
-          const uint32_t b = weights + (turn * tile::kWeightBytes + half * kHalfWeights) / 16;
-          wgmma_rs_s8u8(low, a[half], narrow_matrix(b), 1);
-          wgmma_rs(high, a[half], narrow_matrix(b + 144 * 32 / 16), 1);
-          wgmma_commit();
-          if (half == 0) ldmatrix4_trans(x, read + turn * tile::kValueBytes + 32 * 64);
-        }
+      for (int half = 0; half < 2; ++half) {
+        a[half][0] = byte_permute(x[0], x[1], 0x6420), a[half][1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
+        a[half][2] = byte_permute(x[2], x[3], 0x6420), a[half][3] = byte_permute(x[2], x[3], 0x7531);
+        wait_products<0>();  // of the half before; what lies between is the other warpgroup's time
+        still_read(a[half ^ 1]);
+        if (half == 0) release(any);
+        wgmma_fence();
+        wgmma_rs_s8u8(low, a[half], narrow_matrix(b + half * (kHalfWeights / 16)), 1);
+        wgmma_rs(high, a[half], narrow_matrix(b + (half * kHalfWeights + 144 * 32) / 16), 1);
+        wgmma_commit();
+        if (half == 0) ldmatrix4_trans(x, read + slot + 32 * 64);
       }
+      any = true;
+      now = now.later(1);
+      slot = slot == 2 * tile::kValueBytes ? 0 : slot + tile::kValueBytes;
     }
-    land_copies<0>();
     wait_for<0>(low);
     wait_for<0>(high);
     still_read(a[0]), still_read(a[1]);
+    release(any);
     if (pass == 0) join_threads(kSumsReady, tile::kThreads);
     const int me = thread_now(), d = slot_of(me, pass) * 64 + (me >> 5 & 3) * 16 + (me >> 2 & 7) * 2;
 #pragma unroll
@@ -136,8 +136,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::weigh() {
   constexpr int kSlots = 2 / kBlocks, kEights = 6 * kBlocks;  // groups of dims, of 8 rows
-  const int maker = same_in_warp((thread_now() >> 5) - 8), units = 2 * same_in_warp(kept().nt);  // of 32 cells
-  const int all_units = 2 * whole_rounds(units >> 1), place = same_in_warp(kept().place);  // of a pass, the last ones empty
+  const int maker = same_in_warp((thread_now() >> 5) - 8), units = 2 * same_in_warp(kept().nt), place = same_in_warp(kept().place);  // units of 32 cells
   const int lane = lane_now(), row = lane >> 1 & 7;  // of 8: this thread's; of the unit's cells it has 8: of 16 the first or second half
   const uint32_t full = shared_address(state().full), empty = shared_address(state().empty);
   // Where this thread's anchors and weights begin. At head_dim 64 they are found anew: a register each that is not there.
@@ -153,11 +152,11 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
   auto walk = [&](int pass, auto with_sums) {
     constexpr bool kSums = decltype(with_sums)::value;
     unsigned long long sum[kSums ? kEights : 1] = {};
-    const int begin = 2 * place + pass * all_units, first = (maker - begin) & (tile::kMakers - 1);
+    const int begin = 2 * (place + pass * (units >> 1)), first = (maker - begin) & (tile::kMakers - 1);
     // Backwards first: what was written last is still near.
     const int tile = kSums ? (units - 1 - first) >> 1 : first >> 1, step = kSums ? -tile::kMakers / 2 : tile::kMakers / 2;
     const unsigned char* from = words() + (2 * tile + (maker & 1)) * static_cast<int64_t>(kUnitBytes) + lane * 16;
-    WeightSlot now{((begin + first) >> 1) % (2 * tile::kWeightSlots)};
+    WeightSlot now{(place + pass * (units >> 1) + (first >> 1)) % (2 * tile::kWeightSlots)};
     // Of a unit's record a lane copies 16 bytes of the masks, or of a group's scales.
     const int record_part = lane < 8 ? tile::kMasks + (maker & 1) * 128 + lane * 16 : tile::kVScales + (pass * 2 + (lane >> 2 & 1)) * 128 + (maker & 1) * 64 + (lane & 3) * 16;
     const unsigned char* record = kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + record_part;
@@ -174,7 +173,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       return shared_address(raw_tile) + kPlaces + now.later(later).i * 256 + (maker & 1) * 128 + (lane & 7) * 16;
     };
     if (first < 2) {
-      barrier_wait(empty + now.slot() * 8, now.parity_before());
+      barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
       for (int i = 3 + (lane >> 3); i < min(8, units >> 1); i += 4)
         copy16(v_places(i), record + (kSums ? -i : i) * tile::kRecordBytes + tile::kVPlaces + (maker & 1) * 128 + (lane & 7) * 16 - record_part);
     }
@@ -185,9 +184,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
     }
     land_copies<5>();
     __syncwarp();
-    int u = first;
 #pragma unroll 1
-    for (; u < units; u += tile::kMakers) {
+    for (int u = first; u < units; u += tile::kMakers) {
       const bool more = u + tile::kMakers < units;
       const unsigned char* const following = more ? from + step * (2 * kUnitBytes) : from;
       float v[kSlots][8];
@@ -210,7 +208,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
         record += step * tile::kRecordBytes;
         copy_record();
       }
-      barrier_wait(empty + now.slot() * 8, now.parity_before());
+      barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
       if (lane < 8 && u + 2 * tile::kMakers < units) copy16(v_places(8), record + step * tile::kRecordBytes + tile::kVPlaces - tile::kMasks);
       const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot() * tile::kWeightBytes;
       auto make = [&](auto whole) {
@@ -290,12 +288,6 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       if (lane_now() == 0) barrier_arrive(full + now.slot() * 8);
       now = now.later(tile::kMakers / 2);
     }
-#pragma unroll 1
-    for (; u < all_units; u += tile::kMakers) {
-      barrier_wait(empty + now.slot() * 8, now.parity_before());
-      if (lane_now() == 0) barrier_arrive(full + now.slot() * 8);
-      now = now.later(tile::kMakers / 2);
-    }
     land_copies<0>();
     if constexpr (kSums) {
 #pragma unroll
@@ -345,7 +337,7 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
           b.weigh();
         }
         __syncthreads();
-        if (thread_now() == 0) s.place = (s.place + whole_rounds(s.nt) * Block::kPasses) % (2 * tile::kWeightSlots);
+        if (thread_now() == 0) s.place = (s.place + s.nt * Block::kPasses) % (2 * tile::kWeightSlots);
       }
     }
     item = b.kept().next;

@@ -88,10 +88,6 @@ __device__ __forceinline__ void store_shared2(uint32_t at, uint32_t x, uint32_t 
 __device__ __forceinline__ void copy16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// Zeroes where there is nothing: nothing is read.
-__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void* from, bool any) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(any ? 16 : 0) : "memory");
-}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int newer>
 __device__ __forceinline__ void land_copies() {

@@ -30,7 +30,7 @@ void meet_warpgroup(const char* what, void* mine, Work work, const void* pc);
 void warp_barrier();
 void named_barrier(int number, int threads, bool wait);
 
-void copy16(uint32_t to, const void* from, bool any);
+void copy16(uint32_t to, const void* from);
 void commit_copies();
 void land_copies(int newer);
 
@@ -204,8 +204,7 @@ inline void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
   std::memcpy(machine::shared(at, 8, 8), both, 8);
 }
 
-inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from, true); }
-inline void copy16_or_zero(uint32_t to, const void* from, bool any) { machine::copy16(to, from, any); }
+inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from); }
 inline void commit_copies() { machine::commit_copies(); }
 template <int newer>
 void land_copies() {
