@@ -97,6 +97,20 @@ struct TileBlock {
     return true;
   }
 
+  // What item i begins with comes to L2: its queries, the records of its first tiles. For 256 threads.
+  __device__ void fetch(int i) const {
+    if (i >= w.tiles * p.n_kv) return;
+    const int thread = thread_now() & 255, kv = i % p.n_kv, query = (w.tiles - 1 - i / p.n_kv) * w.queries;
+    const int bytes = p.dtype == 0 ? 4 : 2, lines = D * bytes / 128, rows = (min(query + w.queries, p.n_q) - query) * p.heads_per_kv;
+    for (int line = thread; line < rows * lines; line += 256) {
+      const int row = line / lines;
+      const int64_t at = (query + row / p.heads_per_kv) * p.q_stride + (kv * p.heads_per_kv + row % p.heads_per_kv) * p.q_head_stride;
+      prefetch_l2(static_cast<const unsigned char*>(p.q) + at * bytes + line % lines * 128);
+    }
+    const int first = min(w.record_tiles, 8) * (tile::kRecordBytes / 128);
+    if (p.ids && thread < first) prefetch_l2(w.records + static_cast<int64_t>(i) * w.record_tiles * tile::kRecordBytes + thread * 128);
+  }
+
   // Digits of q as wgmma's second matrices: of each 16 rows h, l and m; halves of 128 dims.
   __device__ void digits() {
     constexpr int kLanes = D / 8, kAtOnce = tile::kThreads / kLanes;  // lanes of a row, rows at once

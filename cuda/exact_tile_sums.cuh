@@ -335,6 +335,7 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
           b.multiply();
         } else {
           b.weigh();
+          b.fetch(b.kept().next);
         }
         __syncthreads();
         if (thread_now() == 0) s.place = (s.place + s.nt * Block::kPasses) % (2 * tile::kWeightSlots);

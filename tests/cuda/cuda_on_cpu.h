@@ -204,6 +204,7 @@ inline void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
   std::memcpy(machine::shared(at, 8, 8), both, 8);
 }
 
+inline void prefetch_l2(const void*) {}
 inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from); }
 inline void commit_copies() { machine::commit_copies(); }
 template <int newer>
