@@ -25,103 +25,141 @@ __device__ __forceinline__ int word_place(int i) { return (i & ~15) + (i & 7) * 
 // V's cells lie so that the fragments of V (transposed by ldmatrix) and of the weights agree; `place`: among the words.
 __device__ __forceinline__ int v_row(int place) { return (place & ~15) + (place >> 1 & 1) * 8 + (place >> 2 & 3) * 2 + (place & 1); }
 
-// A cell's scales: 1, 2 or 4 neighbours.
+// Of cells whose scales are groups of 4 that 8-byte loads find: one load each. Otherwise 1, 2 or 4 neighbours one by one.
+__device__ __forceinline__ bool whole_scales(const Params& p, int groups) {
+  auto even = [](const uint16_t* at, const PoolStride& s) {
+    return (static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) >> 1) | s.head | s.page | s.slot) % 4 == 0;
+  };
+  return groups == 4 && even(p.k_scale, p.k_scale_stride) && even(p.v_scale, p.v_scale_stride);
+}
+template <bool whole>
 __device__ __forceinline__ uint2 load_scales(const uint16_t* at, int groups) {
-  if (groups == 4 && (reinterpret_cast<uintptr_t>(at) & 7) == 0) return __ldg(reinterpret_cast<const uint2*>(at));
+  if (whole) return __ldg(reinterpret_cast<const uint2*>(at));
   uint2 x = make_uint2(__ldg(at), 0);
   if (groups > 1) x.x |= static_cast<uint32_t>(__ldg(at + 1)) << 16;
   if (groups > 2) x.y = __ldg(at + 2) | static_cast<uint32_t>(__ldg(at + 3)) << 16;
   return x;
 }
-__device__ __forceinline__ bool any_not_finite(uint2 h) {
-  auto pair = [](uint32_t x) { return (x & 0x7c00u) == 0x7c00u || (x & 0x7c000000u) == 0x7c000000u; };
-  return pair(h.x) || pair(h.y);
+// The signs' places of halves that are not finite, and others: an exponent of ones, and one more, is such a place.
+__device__ __forceinline__ uint32_t not_finite(uint2 x) { return (x.x & 0x7c007c00u) + 0x04000400u | (x.y & 0x7c007c00u) + 0x04000400u; }
+constexpr uint32_t kNotFinite = 0x80008000u;
+
+// Where a cell lies; page -1: it is masked.
+__device__ __forceinline__ Place place_of(const Params& p, int cell) {
+  const int known = max(cell, 0), page = p.page_shift < 0 ? known : static_cast<int>(__umulhi(static_cast<uint32_t>(known), p.page_magic) >> p.page_shift);
+  int physical = -1;
+  if (cell >= 0 && page < p.max_pages) physical = __ldg(p.page_table + page);
+  return {static_cast<uint32_t>(physical) < static_cast<uint32_t>(p.pages) ? physical : -1, known - page * p.page_size};
 }
 
-// Physical page of a cell, -1 where it is masked.
-__device__ __forceinline__ int page_of(const Params& p, int cell) {
-  if (cell < 0) return -1;
-  const int page = p.page_shift < 0 ? cell : static_cast<int>(__umulhi(static_cast<uint32_t>(cell), p.page_magic) >> p.page_shift);
-  const int physical = page < p.max_pages ? __ldg(p.page_table + page) : -1;
-  return static_cast<uint32_t>(physical) < static_cast<uint32_t>(p.pages) ? physical : -1;
-}
+// Where a cell's parts lie in a record: bytes.
+struct InRecord {
+  int word, v_place, v_scale;
+  __device__ explicit InRecord(int i) : word(i * 4), v_place(tile::kVPlaces + v_row(word_place(i)) * 4), v_scale(tile::kVScales + word_place(i) * 2) {
+    hide(v_place), hide(v_scale);
+  }
+};
 
-// A cell's part of its record. False: a scale is not finite.
-__device__ __forceinline__ bool write_cell(const Params& p, unsigned char* record, int i, Place at, uint32_t mask, uint2 ks, uint2 vs, int groups) {
-  const bool bad = any_not_finite(ks) || any_not_finite(vs);
-  if (bad) ks = vs = make_uint2(0, 0);
+// A cell's part of its record.
+template <bool whole>
+__device__ __forceinline__ void write_cell(unsigned char* record, const InRecord& in, uint32_t k_place, uint32_t v_place, uint32_t mask, uint2 ks, uint2 vs, bool bad,
+                                           int groups) {
   const uint32_t top2 = __vmaxu2(vs.x & 0x7fff7fffu, vs.y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
-  const float f = half_to_float(static_cast<uint16_t>(top));
-  const float level = top == 0 ? kLeastLevel : static_cast<float>(((__float_as_int(f) + 0x7fffff) >> 23) - 127);
-  reinterpret_cast<uint32_t*>(record)[i] = static_cast<uint32_t>(offset(p.k_stride, at) >> 4);
-  reinterpret_cast<uint2*>(record + tile::kKScales)[i] = ks;
-  reinterpret_cast<uint32_t*>(record + tile::kMasks)[i] = mask;
-  reinterpret_cast<float*>(record + tile::kLevels)[i] = bad ? kBadLevel : level;
-  const int place = word_place(i);
-  reinterpret_cast<uint32_t*>(record + tile::kVPlaces)[v_row(place)] = static_cast<uint32_t>(offset(p.v_stride, at) >> 4);
-  uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales) + place;
+  const uint32_t exponent = static_cast<uint32_t>(__float_as_int(half_to_float(static_cast<uint16_t>(top))) + 0x7fffff) >> 23;
+  const float level = top == 0 ? kLeastLevel : __fadd_rn(__uint_as_float(0x4b000000u | exponent), -(8388608.0f + 127.0f));
+  unsigned char* const at = record + in.word;
+  *reinterpret_cast<uint32_t*>(at) = k_place;
+  *reinterpret_cast<uint2*>(at + in.word + tile::kKScales) = ks;
+  *reinterpret_cast<uint32_t*>(at + tile::kMasks) = mask;
+  *reinterpret_cast<float*>(at + tile::kLevels) = bad ? kBadLevel : level;
+  *reinterpret_cast<uint32_t*>(record + in.v_place) = v_place;
+  uint16_t* const v = reinterpret_cast<uint16_t*>(record + in.v_scale);
   v[0] = static_cast<uint16_t>(vs.x);
-  if (groups > 1) v[64] = static_cast<uint16_t>(vs.x >> 16);
-  if (groups > 2) v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
-  return !bad || mask == 0;
+  if (whole || groups > 1) v[64] = static_cast<uint16_t>(vs.x >> 16);
+  if (whole || groups > 2) v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
 }
 
-// Writes N cells' parts of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`. records: the first one's;
-// they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
-template <int N>
-__device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int end,
-                                            const int (&cell)[N], const uint32_t (&mask)[N], int groups, int32_t* flags) {
-  int page[N];
+// Writes N cells' parts, H heads at a time, of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ..., those from begin to end - 1; step is a
+// multiple of 64. records: the first one's; they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
+template <int N, int H, bool whole>
+__device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int begin, int end,
+                                            const InRecord& in, const int (&cell)[N], uint32_t (&mask)[N], int groups, int32_t* flags) {
   Place at[N];
+  const uint16_t *k_scale[N], *v_scale[N];
+  uint32_t k_place[N], v_place[N];
 #pragma unroll
-  for (int u = 0; u < N; ++u) page[u] = page_of(p, cell[u]);
+  for (int u = 0; u < N; ++u) at[u] = place_of(p, cell[u]);
 #pragma unroll
   for (int u = 0; u < N; ++u) {
-    const int logical = p.page_shift < 0 ? cell[u] : static_cast<int>(__umulhi(static_cast<uint32_t>(cell[u]), p.page_magic) >> p.page_shift);
-    at[u] = page[u] >= 0 ? Place{page[u], cell[u] - logical * p.page_size} : Place{0, 0};
+    if (at[u].page < 0) at[u] = Place{0, 0}, mask[u] = 0;  // nobody looks at what is written of it
+    k_scale[u] = p.k_scale + first_kv * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]);
+    v_scale[u] = p.v_scale + first_kv * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]);
+    k_place[u] = static_cast<uint32_t>(offset(p.k_stride, at[u]) >> 4), v_place[u] = static_cast<uint32_t>(offset(p.v_stride, at[u]) >> 4);
   }
-  constexpr int H = 2;  // heads whose scales are on their way at once
+  records += static_cast<int64_t>(i >> 6) * tile::kRecordBytes;
+#pragma unroll 1
   for (int kv = first_kv; kv < end_kv; kv += H, records += H * apart) {
     uint2 ks[H][N], vs[H][N];
+    uint32_t any = 0;
+    const bool both = H == 1 || kv + 1 < end_kv;  // if not, one head twice
+    const int64_t k_next = both ? p.k_scale_stride.head : 0, v_next = both ? p.v_scale_stride.head : 0;
 #pragma unroll
-    for (int h = 0; h < H; ++h)
+    for (int u = 0; u < N; ++u)
 #pragma unroll
-      for (int u = 0; u < N; ++u) {
-        ks[h][u] = vs[h][u] = make_uint2(0, 0);
-        if (page[u] >= 0 && kv + h < end_kv) {
-          ks[h][u] = load_scales(p.k_scale + (kv + h) * p.k_scale_stride.head + offset(p.k_scale_stride, at[u]), groups);
-          vs[h][u] = load_scales(p.v_scale + (kv + h) * p.v_scale_stride.head + offset(p.v_scale_stride, at[u]), groups);
+      for (int h = 0; h < H; ++h) {
+        ks[h][u] = load_scales<whole>(k_scale[u] + h * k_next, groups), vs[h][u] = load_scales<whole>(v_scale[u] + h * v_next, groups);
+        if (h == H - 1) k_scale[u] += H * k_next, v_scale[u] += H * v_next;
+      }
+#pragma unroll
+    for (int u = 0; u < N; ++u)
+#pragma unroll
+      for (int h = 0; h < H; ++h) any |= not_finite(ks[h][u]) | not_finite(vs[h][u]);
+    uint32_t bad = 0;
+    if (any & kNotFinite) {
+#pragma unroll
+      for (int u = 0; u < N; ++u)
+#pragma unroll
+        for (int h = 0; h < H; ++h) {
+          if (!((not_finite(ks[h][u]) | not_finite(vs[h][u])) & kNotFinite)) continue;
+          ks[h][u] = vs[h][u] = make_uint2(0, 0);
+          bad |= 1u << u * H + h;
+          if (flags && mask[u] && (h == 0 || both)) flags[kv - first_kv + h] = 1;
         }
-      }
+    }
 #pragma unroll
-    for (int h = 0; h < H; ++h)
+    for (int u = 0; u < N; ++u) {
+      const int entry = i + u * step;
+      if (entry < begin || entry >= end) continue;
+      unsigned char* const record = records + u * (step >> 6) * tile::kRecordBytes;
 #pragma unroll
-      for (int u = 0; u < N; ++u) {
-        const int entry = i + u * step;
-        if (entry >= end || kv + h >= end_kv) continue;
-        unsigned char* const record = records + h * apart + static_cast<int64_t>(entry >> 6) * tile::kRecordBytes;
-        if (!write_cell(p, record, entry & 63, at[u], page[u] >= 0 ? mask[u] : 0, ks[h][u], vs[h][u], groups) && flags) flags[kv - first_kv + h] = 1;
-      }
+      for (int h = 0; h < H; ++h)
+        if (h == 0 || both) write_cell<whole>(record + h * apart, in, k_place[u], v_place[u], mask[u], ks[h][u], vs[h][u], bad >> u * H + h & 1, groups);
+    }
   }
 }
 
 // One block per item, or per tile where all KV heads have the same lists. The context goes by windows; in each, a mask of 1 << size bytes per cell
-// gathers the queries' bits. A cell twice in a list shows as fewer bits than entries.
+// gathers the queries' bits, then its cells are listed in order and their records written. A cell twice in a list shows as fewer bits than entries.
 template <int size>
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
-  __shared__ int places[16][8], surplus, sum;  // per warp and kind of cell
-  constexpr int kThreads = tile::kUnionThreads, kWidth = 8 << size;
+  __shared__ int counts[16][8], places[8][tile::kUnionThreads], surplus;  // of cells of a kind: a warp's; a thread's, then where its next one goes
+  constexpr int kThreads = tile::kUnionThreads, kWarps = kThreads / 32, kWidth = 8 << size;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
   const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * w.queries, end_query = min(first_query + w.queries, p.n_q);
   const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
   unsigned char* const records = w.records + item * apart;
-  auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kMasks) + (i & 63); };
+  uint32_t* const words = reinterpret_cast<uint32_t*>(seen);
+  // A window's list: where its cells lie in it. Behind the masks, or, a long one, in the place of the records' levels.
+  uint32_t* const list = words + (w.window << size >> 2);
+  const bool near = w.listed > 0;
+  auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + (i & 63); };
   if (tid == 0) {
     surplus = 0;
     if (item == 0) *w.next = 0;
   }
+  if (tid < heads) w.flags[item + tid] = 0;
   // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later, and where all rows see
   // all cells nobody looks at masks. A kind: a bit for each third of the tile's rows; 7 where all queries see it, 0 where but a part of all thirds does.
   const int third = (w.groups == 1 ? 2 : 1) * tile::kRows / 3;
@@ -131,142 +169,165 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   };
   const uint32_t bits[3] = {queries_of(0), queries_of(1), queries_of(2)}, every = end_query - first_query < 32 ? (1u << end_query - first_query) - 1 : ~0u;
   const int end_cell = Span(p, end_query - 1).last + 1, begin_cell = Span(p, first_query).first;
-  int extra = 0, total = 0;  // entries less bits; cells
+  const bool whole = whole_scales(p, w.groups);
+  int total = 0;  // cells of earlier windows
 #pragma unroll 1
   for (int base = begin_cell / w.window * w.window; base < end_cell; base += w.window) {
-    const int chunks = ((min(w.window, p.seq[0].kv_len - base) << size) + 15) >> 4;
+    const int cells = min(w.window, p.seq[0].kv_len - base), end_word = (cells << size) + 3 >> 2;
+    int extra = 0;  // entries less bits
     __syncthreads();
-    for (int i = tid; i < chunks; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
+    for (int i = tid; i < end_word + 3 >> 2; i += kThreads) seen[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    constexpr int kAtOnce = 4, U = 2;
+    auto mark = [&](auto fine) {  // fine: an id is a cell
+      constexpr int kAtOnce = 4, U = decltype(fine)::value ? 5 : 2;
+      const int shift = decltype(fine)::value ? 0 : p.granularity_log2;
 #pragma unroll 1
-    for (int query = first_query; query < end_query; query += kAtOnce) {
-      int count[kAtOnce], most = 0;
+      for (int query = first_query; query < end_query; query += kAtOnce) {
+        int count[kAtOnce], most = 0, first[kAtOnce], reach[kAtOnce];  // of the window's cells the first one that a query may see, and how many others
+        const int32_t* ids[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
-        const int index = min(query + r, p.n_q - 1);
-        count[r] = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
-      }
-#pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
-        const Span span(p, query + r);
-        count[r] = query + r >= end_query || span.last < span.first ? 0 : max(0, min(count[r], p.cap)) << p.granularity_log2;
-        most = max(most, count[r]);
-      }
-#pragma unroll 1
-      for (int e = tid; e < most; e += U * kThreads) {
-        int raw[U][kAtOnce];
-#pragma unroll
-        for (int u = 0; u < U; ++u)
-#pragma unroll
-          for (int r = 0; r < kAtOnce; ++r) {
-            const int at = e + u * kThreads;
-            raw[u][r] = at < count[r] ? __ldg(p.ids + (query + r) * p.ids_stride + kv * p.ids_head_stride + (at >> p.granularity_log2)) : -1;
-          }
+        for (int r = 0; r < kAtOnce; ++r) {
+          const int index = min(query + r, p.n_q - 1);
+          count[r] = p.widths ? __ldg(p.widths + index * p.widths_stride) : p.cap;
+          ids[r] = p.ids + index * p.ids_stride + kv * p.ids_head_stride;
+        }
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) {
           const Span span(p, query + r);
+          first[r] = max(span.first, base), reach[r] = min(span.last, base + cells - 1) - first[r];
+          count[r] = query + r >= end_query || reach[r] < 0 ? 0 : max(0, min(count[r], p.cap)) << shift;
+          if (reach[r] < 0) first[r] = reach[r] = 0;
+          most = max(most, count[r]);
+        }
+#pragma unroll 1
+        for (int e = tid; e < most; e += U * kThreads) {
+          int raw[U][kAtOnce];
 #pragma unroll
-          for (int u = 0; u < U; ++u) {
-            if (static_cast<uint32_t>(raw[u][r]) > static_cast<uint32_t>(span.last >> p.granularity_log2)) continue;
-            const int cell = (raw[u][r] << p.granularity_log2) + (e + u * kThreads & (1 << p.granularity_log2) - 1), at = cell - base;
-            if (cell < span.first || cell > span.last || static_cast<uint32_t>(at) >= static_cast<uint32_t>(w.window)) continue;
-            ++extra;
-            atomicOr(reinterpret_cast<uint32_t*>(seen) + (at >> (2 - size)), 1u << ((at & (3 >> size)) * kWidth + query - first_query + r));
-          }
+          for (int u = 0; u < U; ++u)
+#pragma unroll
+            for (int r = 0; r < kAtOnce; ++r) {
+              const int at = e + u * kThreads;
+              raw[u][r] = -1;
+              if (at < count[r]) raw[u][r] = __ldg(ids[r] + (at >> shift));
+            }
+#pragma unroll
+          for (int u = 0; u < U; ++u)
+#pragma unroll
+            for (int r = 0; r < kAtOnce; ++r) {
+              const int cell = (raw[u][r] << shift) + (e + u * kThreads & (1 << shift) - 1), at = cell - base;
+              if (static_cast<uint32_t>(cell - first[r]) > static_cast<uint32_t>(reach[r])) continue;
+              if (!decltype(fine)::value && static_cast<uint32_t>(raw[u][r]) > static_cast<uint32_t>(end_cell)) continue;  // of which more is shifted out
+              ++extra;
+              atomicOr(words + (at >> (2 - size)), 1u << ((at & (3 >> size)) * kWidth + query - first_query + r));
+            }
         }
       }
-    }
+    };
+    if (p.granularity_log2 == 0) mark(Constant<1>());
+    else mark(Constant<0>());
     __syncthreads();
-    // Which of a word's cells are seen: the top bit of each, which no mask has, or of a whole word the lowest one.
-    auto present = [](uint32_t x) -> uint32_t { return size == 0 ? x + 0x7f7f7f7fu & 0x80808080u : size == 1 ? x + 0x7fff7fffu & 0x80008000u : x != 0; };
-    // Calls f with every cell that is seen, its mask and its kind.
+    auto mask_of = [&](int at) -> uint32_t {
+      if (size == 2) return words[at];
+      return size == 1 ? reinterpret_cast<const uint16_t*>(seen)[at] : reinterpret_cast<const uint8_t*>(seen)[at];
+    };
+    // Calls f with every cell of the window that is seen, its mask and this thread's place for its kind. A thread has 8 words at a time, and a bit per cell of theirs.
+    int* const own = &places[0][tid];
     auto each_cell = [&](auto f) {
-      for (int i = tid; i < chunks; i += kThreads) {
-        const uint4 x = seen[i];
-        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll 1
+      for (int from = tid; from < end_word; from += 8 * kThreads) {
+        uint32_t found = 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          for (uint32_t found = present(words[j]); found; found &= found - 1) {
-            const int from = (__ffs(found) - 1) / kWidth * kWidth;
-            const uint32_t mask = size == 2 ? words[j] : words[j] >> from & (1u << (kWidth & 31)) - 1;
-            const int kind = (mask & bits[0] ? 1 : 0) | (mask & bits[1] ? 2 : 0) | (mask & bits[2] ? 4 : 0);
-            f(base + (i * 4 + j << 2 - size) + from / kWidth, mask, kind == 7 && mask != every ? 0 : kind);
-          }
+        for (int k = 0; k < 8; ++k) {
+          const int i = from + k * kThreads;
+          const uint32_t x = i < end_word ? words[i] : 0;
+          // The top bit of each cell, which no mask has; of a mask that is a whole word, its only one.
+          const uint32_t present = size == 0 ? x + 0x7f7f7f7fu & 0x80808080u : size == 1 ? x + 0x7fff7fffu & 0x80008000u : x ? 0x80000000u : 0;
+          found |= present >> (kWidth - 1 - k);
+        }
+        for (; found; found &= found - 1) {
+          const uint32_t bit = static_cast<uint32_t>(__ffs(found) - 1);
+          const int at = (from + static_cast<int>(bit & 7) * kThreads << 2 - size) + static_cast<int>(bit / kWidth);
+          const uint32_t mask = mask_of(at);
+          const int kind = (mask & bits[0] ? kThreads : 0) | (mask & bits[1] ? 2 * kThreads : 0) | (mask & bits[2] ? 4 * kThreads : 0);
+          f(at, mask, own[kind == 7 * kThreads && mask != every ? 0 : kind]);
+        }
       }
     };
-    // Eight counts of 16 bits; a warp has at most 32 x 384 cells.
-    unsigned long long low = 0, high = 0;
-    auto count_of = [&](int kind) { return static_cast<int>((kind & 4 ? high : low) >> (kind & 3) * 16 & 0xffff); };
-    auto add = [&](int kind) {
-      const unsigned long long one = 1ull << (kind & 3) * 16;
-      low += kind & 4 ? 0 : one, high += kind & 4 ? one : 0;
-    };
-    each_cell([&](int, uint32_t mask, int kind) {
-      add(kind);
+#pragma unroll
+    for (int kind = 0; kind < 8; ++kind) places[kind][tid] = 0;
+    each_cell([&](int, uint32_t mask, int& count) {
+      ++count;
       extra -= static_cast<int>(__popc(mask));
     });
-    const unsigned long long own[2] = {low, high};
+    if (extra) atomicAdd(&surplus, extra);
+    // Two counts in a word: a warp has at most 32 x 384 cells.
+    uint32_t upto[4];
 #pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-      const unsigned long long x = __shfl_up_sync(~0u, low, o), y = __shfl_up_sync(~0u, high, o);
-      if (lane >= o) low += x, high += y;
-    }
-    if (lane == 31)
-      for (int kind = 0; kind < 8; ++kind) places[warp][kind] = count_of(kind);
-    low -= own[0], high -= own[1];
-    __syncthreads();
-    if (warp == 0) {
-      const int kind = lane & 7;
-      int all = 0;
+    for (int j = 0; j < 4; ++j) upto[j] = static_cast<uint32_t>(places[2 * j][tid] | places[2 * j + 1][tid] << 16);
 #pragma unroll
-      for (int i = 0; i < kThreads / 32; ++i) all += places[i][kind];
-      int before = all;
+    for (int o = 1; o < 32; o <<= 1)
 #pragma unroll
-      for (int o = 1; o < 8; o <<= 1) {
-        const int x = __shfl_up_sync(~0u, before, o);
-        if (kind >= o) before += x;
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t x = __shfl_up_sync(~0u, upto[j], o);
+        if (lane >= o) upto[j] += x;
       }
-      if (lane == 7) sum = before;
-      before += total - all;
-      __syncwarp();
-      if (lane < 8)
-        for (int i = 0; i < kThreads / 32; ++i) {
-          const int x = places[i][kind];
-          places[i][kind] = before;
-          before += x;
-        }
-    }
-    __syncthreads();
-    total += sum;
-    // The list: cells in the place of the levels, beside the masks.
-    each_cell([&](int cell, uint32_t mask, int kind) {
-      uint32_t* const to = slot(places[warp][kind] + count_of(kind));
-      to[0] = mask, to[(tile::kLevels - tile::kMasks) / 4] = static_cast<uint32_t>(cell);
-      add(kind);
-    });
-  }
-  if (extra) atomicAdd(&surplus, extra);
-  __syncthreads();
-  const bool left = surplus != 0;
-  if (tid < heads) w.flags[item + tid] = left, w.counts[item + tid] = total;
-  if (left) return;
-  __syncthreads();
-  constexpr int N = 2;
-  const int end = (total + 63) & ~63;
-  for (int i = tid; i < end; i += N * kThreads) {
-    int cell[N];
-    uint32_t mask[N];
+    if (lane == 31)
 #pragma unroll
-    for (int u = 0; u < N; ++u) {
-      const int entry = i + u * kThreads;
-      const uint32_t* const from = slot(min(entry, end - 1));
-      const bool real = entry < total;
-      cell[u] = real ? static_cast<int>(from[(tile::kLevels - tile::kMasks) / 4]) : -1;
-      mask[u] = real ? from[0] : 0;
+      for (int kind = 0; kind < 8; ++kind) counts[warp][kind] = static_cast<int>(upto[kind >> 1] >> (kind & 1) * 16 & 0xffff);
+    __syncthreads();
+    if (surplus != 0) {
+      if (tid < heads) w.flags[item + tid] = 1, w.counts[item + tid] = 0;
+      return;
     }
-    write_cells<N>(p, kv, kv + heads, records, apart, i, kThreads, end, cell, mask, w.groups, w.flags + item);
+    // A warp's first place for a kind: a lane adds the counts of a kind in a quarter of the warps.
+    int all = 0, before = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps / 4; ++i) {
+      const int other = (lane >> 3) * (kWarps / 4) + i, x = counts[other][lane & 7];
+      all += x, before += other < warp ? x : 0;
+    }
+#pragma unroll
+    for (int o = 8; o < 32; o <<= 1) all += __shfl_xor_sync(~0u, all, o), before += __shfl_xor_sync(~0u, before, o);
+    int through = all;
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1) {
+      const int x = __shfl_up_sync(~0u, through, o);
+      if ((lane & 7) >= o) through += x;
+    }
+    const int sum = __shfl_sync(~0u, through, 7);
+#pragma unroll
+    for (int kind = 0; kind < 8; ++kind)
+      places[kind][tid] = __shfl_sync(~0u, through - all + before, kind) + static_cast<int>(upto[kind >> 1] >> (kind & 1) * 16 & 0xffff) - places[kind][tid];
+    each_cell([&](int at, uint32_t, int& place) {
+      const int to = place++;
+      if (near) list[to] = static_cast<uint32_t>(at);
+      else *slot(total + to) = static_cast<uint32_t>(at);
+    });
+    __syncthreads();
+    const int end = total + sum, padded = base + w.window < end_cell ? end : end + 63 & ~63;
+    const InRecord in(tid & 63);
+    auto write = [&](auto constant) {
+      constexpr int N = 2;
+#pragma unroll 1
+      for (int i = (total & ~63) + tid; i < padded; i += N * kThreads) {
+        int cell[N];
+        uint32_t mask[N];
+#pragma unroll
+        for (int u = 0; u < N; ++u) {
+          const int entry = i + u * kThreads;
+          const bool real = entry >= total && entry < end;
+          const int at = real ? static_cast<int>(near ? list[entry - total] : *slot(entry)) : 0;
+          cell[u] = real ? base + at : -1;
+          mask[u] = real ? mask_of(at) : 0;
+        }
+        write_cells<N, 2, decltype(constant)::value>(p, kv, kv + heads, records, apart, i, kThreads, total, padded, in, cell, mask, w.groups, w.flags + item);
+      }
+    };
+    if (whole) write(Constant<1>());
+    else write(Constant<0>());
+    total = end;
   }
+  if (tid < heads) w.counts[item + tid] = total;
 }
 
 // Without ids: every cell of the context once per KV head, for all tiles; which query sees it the tiles know by its number.
@@ -276,8 +337,14 @@ __device__ __forceinline__ void cells_kernel(const Params& p, const Tiles& w) {
   const int items = w.tiles * p.n_kv, cells = w.record_tiles * 64;
   for (int j = b * tile::kCellsThreads + static_cast<int>(threadIdx.x); j < items; j += static_cast<int>(gridDim.x) * tile::kCellsThreads) w.flags[j] = 0;
   const int cell[1] = {i < p.seq[0].kv_len ? i : -1};
-  const uint32_t mask[1] = {~0u};
-  write_cells<1>(p, kv, kv + 1, w.records + static_cast<int64_t>(kv) * w.record_tiles * tile::kRecordBytes, 0, i, 0, cells, cell, mask, w.groups, nullptr);
+  uint32_t mask[1] = {~0u};
+  const InRecord in(i & 63);
+  auto write = [&](auto constant) {
+    write_cells<1, 1, decltype(constant)::value>(p, kv, kv + 1, w.records + static_cast<int64_t>(kv) * w.record_tiles * tile::kRecordBytes, 0, i, 0, 0, cells,
+                                              in, cell, mask, w.groups, nullptr);
+  };
+  if (whole_scales(p, w.groups)) write(Constant<1>());
+  else write(Constant<0>());
 }
 
 }  // namespace cuda

@@ -27,6 +27,7 @@ struct Tiles {
   int32_t record_tiles, item_tiles;  // of 64 cells
   int32_t window;                    // cells that the union looks at at once
   int32_t groups;                    // of a cell's scales
+  int32_t listed;                    // cells of a window that it lists in shared memory; 0: too many
 };
 
 namespace tile {
@@ -57,6 +58,7 @@ constexpr int state_at(int dim) { return places_at(dim) + 2 * kWeightSlots * 256
 constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at(dim) + kStateBytes); }
 
 constexpr int kMostWindow = 192 * 1024;    // bytes of a window of the context's masks, in the union
+constexpr int kMostListed = 48 * 1024;     // bytes of its list
 constexpr int64_t kMostEntries = 65536;    // that a query sees: 32-bit sums of 255 * 128 hold 65,793 terms
 constexpr int64_t kMostWords = int64_t{1} << 30;  // bytes, of all blocks
 constexpr int kFewTiles = 48;  // few items with more than these are for the form that splits an item's cells over blocks
@@ -86,6 +88,7 @@ inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
     if (reach < seen) seen = reach;
   }
   t.item_tiles = static_cast<int32_t>(seen), t.record_tiles = static_cast<int32_t>(records);
+  t.listed = records * 64 * 4 <= kMostListed && t.window * mask_bytes(t) + records * 64 * 4 <= kMostWindow ? t.record_tiles * 64 : 0;
   const int64_t items = int64_t{t.tiles} * p.n_kv;
   t.blocks = static_cast<int32_t>(items < processors ? items : processors);
 }
@@ -114,7 +117,7 @@ inline int64_t plan(const Params& p, int dim, int32_t processors, unsigned char*
   return used;
 }
 
-inline uint32_t union_shared_bytes(const Tiles& t) { return static_cast<uint32_t>(t.window * mask_bytes(t)); }
+inline uint32_t union_shared_bytes(const Tiles& t) { return static_cast<uint32_t>(t.window * mask_bytes(t) + t.listed * 4); }
 inline const char* union_symbol(const Tiles& t) { return mask_bytes(t) == 1 ? "strata_tile_union8" : mask_bytes(t) == 2 ? "strata_tile_union16" : "strata_tile_union32"; }
 inline uint32_t cells_grid(const Params& p) {
   return static_cast<uint32_t>(p.n_kv * ((p.seq[0].kv_len + kCellsThreads - 1) / kCellsThreads));
