@@ -144,6 +144,7 @@ template <int size>
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
   __shared__ int counts[16][8], places[8][tile::kUnionThreads], surplus;  // of cells of a kind: a warp's; a thread's, then where its next one goes
+  __shared__ uint32_t thirds[3];
   constexpr int kThreads = tile::kUnionThreads, kWarps = kThreads / 32, kWidth = 8 << size;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
@@ -162,14 +163,11 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   if (tid < heads) w.flags[item + tid] = 0;
   // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later, and where all rows see
   // all cells nobody looks at masks. A kind: a bit for each third of the tile's rows; 7 where all queries see it, 0 where but a part of all thirds does.
-  const int third = (w.groups == 1 ? 2 : 1) * tile::kRows / 3;
-  auto queries_of = [&](int i) {
-    const int first = i * third / p.heads_per_kv, last = ((i + 1) * third - 1) / p.heads_per_kv;
-    return (last < 31 ? (2u << last) - 1 : ~0u) & (first < 32 ? ~0u << first : 0);
-  };
-  const uint32_t bits[3] = {queries_of(0), queries_of(1), queries_of(2)}, every = end_query - first_query < 32 ? (1u << end_query - first_query) - 1 : ~0u;
+  if (tid < 3) {
+    const int third = (w.groups == 1 ? 2 : 1) * tile::kRows / 3, first = tid * third / p.heads_per_kv, last = ((tid + 1) * third - 1) / p.heads_per_kv;
+    thirds[tid] = (last < 31 ? (2u << last) - 1 : ~0u) & (first < 32 ? ~0u << first : 0);
+  }
   const int end_cell = Span(p, end_query - 1).last + 1, begin_cell = Span(p, first_query).first;
-  const bool whole = whole_scales(p, w.groups);
   int total = 0;  // cells of earlier windows
 #pragma unroll 1
   for (int base = begin_cell / w.window * w.window; base < end_cell; base += w.window) {
@@ -226,6 +224,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     if (p.granularity_log2 == 0) mark(Constant<1>());
     else mark(Constant<0>());
     __syncthreads();
+    const uint32_t bits[3] = {thirds[0], thirds[1], thirds[2]}, every = end_query - first_query < 32 ? (1u << end_query - first_query) - 1 : ~0u;
     auto mask_of = [&](int at) -> uint32_t {
       if (size == 2) return words[at];
       return size == 1 ? reinterpret_cast<const uint16_t*>(seen)[at] : reinterpret_cast<const uint8_t*>(seen)[at];
@@ -246,7 +245,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
         }
         for (; found; found &= found - 1) {
           const uint32_t bit = static_cast<uint32_t>(__ffs(found) - 1);
-          const int at = (from + static_cast<int>(bit & 7) * kThreads << 2 - size) + static_cast<int>(bit / kWidth);
+          const int at = (from << 2 - size) + static_cast<int>(bit & 7) * (kThreads << 2 - size) + static_cast<int>(bit / kWidth);
           const uint32_t mask = mask_of(at);
           const int kind = (mask & bits[0] ? kThreads : 0) | (mask & bits[1] ? 2 * kThreads : 0) | (mask & bits[2] ? 4 * kThreads : 0);
           f(at, mask, own[kind == 7 * kThreads && mask != every ? 0 : kind]);
@@ -323,7 +322,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
         write_cells<N, 2, decltype(constant)::value>(p, kv, kv + heads, records, apart, i, kThreads, total, padded, in, cell, mask, w.groups, w.flags + item);
       }
     };
-    if (whole) write(Constant<1>());
+    if (whole_scales(p, w.groups)) write(Constant<1>());
     else write(Constant<0>());
     total = end;
   }
