@@ -79,10 +79,9 @@ __device__ __forceinline__ void write_cell(unsigned char* record, const InRecord
   if (whole || groups > 2) v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
 }
 
-// Writes N cells' parts, H heads at a time, of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ..., those from begin to end - 1; step is a
-// multiple of 64. records: the first one's; they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
+// Writes N cells' parts, H heads at a time, of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`; step is a multiple of 64. records: the first one's; they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
 template <int N, int H, bool whole>
-__device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int begin, int end,
+__device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int end,
                                             const InRecord& in, const int (&cell)[N], uint32_t (&mask)[N], int groups, int32_t* flags) {
   Place at[N];
   const uint16_t *k_scale[N], *v_scale[N];
@@ -129,7 +128,7 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
 #pragma unroll
     for (int u = 0; u < N; ++u) {
       const int entry = i + u * step;
-      if (entry < begin || entry >= end) continue;
+      if (entry >= end) continue;
       unsigned char* const record = records + u * (step >> 6) * tile::kRecordBytes;
 #pragma unroll
       for (int h = 0; h < H; ++h)
@@ -305,21 +304,22 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     __syncthreads();
     const int end = total + sum, padded = base + w.window < end_cell ? end : end + 63 & ~63;
     const InRecord in(tid & 63);
+    const int first = (total & ~63) + tid < total ? (total & ~63) + tid + kThreads : (total & ~63) + tid;  // where a thread's place in a record is always the same
     auto write = [&](auto constant) {
-      constexpr int N = 2;
+      constexpr int N = decltype(constant)::value ? 2 : 1;
 #pragma unroll 1
-      for (int i = (total & ~63) + tid; i < padded; i += N * kThreads) {
+      for (int i = first; i < padded; i += N * kThreads) {
         int cell[N];
         uint32_t mask[N];
 #pragma unroll
         for (int u = 0; u < N; ++u) {
           const int entry = i + u * kThreads;
-          const bool real = entry >= total && entry < end;
+          const bool real = entry < end;
           const int at = real ? static_cast<int>(near ? list[entry - total] : *slot(entry)) : 0;
           cell[u] = real ? base + at : -1;
           mask[u] = real ? mask_of(at) : 0;
         }
-        write_cells<N, 2, decltype(constant)::value>(p, kv, kv + heads, records, apart, i, kThreads, total, padded, in, cell, mask, w.groups, w.flags + item);
+        write_cells<N, 2, decltype(constant)::value>(p, kv, kv + heads, records, apart, i, kThreads, padded, in, cell, mask, w.groups, w.flags + item);
       }
     };
     if (whole_scales(p, w.groups)) write(Constant<1>());
@@ -339,7 +339,7 @@ __device__ __forceinline__ void cells_kernel(const Params& p, const Tiles& w) {
   uint32_t mask[1] = {~0u};
   const InRecord in(i & 63);
   auto write = [&](auto constant) {
-    write_cells<1, 1, decltype(constant)::value>(p, kv, kv + 1, w.records + static_cast<int64_t>(kv) * w.record_tiles * tile::kRecordBytes, 0, i, 0, 0, cells,
+    write_cells<1, 1, decltype(constant)::value>(p, kv, kv + 1, w.records + static_cast<int64_t>(kv) * w.record_tiles * tile::kRecordBytes, 0, i, 0, cells,
                                               in, cell, mask, w.groups, nullptr);
   };
   if (whole_scales(p, w.groups)) write(Constant<1>());

@@ -90,7 +90,7 @@ def test_symbols_and_shapes(driver):
 
 def test_exact_takes_its_tiled_form_with_a_workspace(driver):
     fake = driver(90, 80)
-    for ids, first in ((None, ("strata_tile_cells", 2, 256, 0)), (FakeArray((9, 30), np.int32), ("strata_tile_union8", 3, 512, 32))):
+    for ids, first in ((None, ("strata_tile_cells", 2, 256, 0)), (FakeArray((9, 30), np.int32), ("strata_tile_union8", 3, 512, 32 + 64 * 4))):
         q, kv, out = birth(n_q=9)
         plan = strata_pa.plan(q, kv, ids=ids, kernel="exact")
         size = plan.workspace_bytes
