@@ -137,7 +137,7 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
   }
 }
 
-// One block per item, or per tile where all KV heads have the same lists. The context goes by windows; in each, a mask of 1 << size bytes per cell
+// One block per item, or per tile where all KV heads have the same lists (Tiles::heads). The context goes by windows; in each, a mask of 1 << size bytes per cell
 // gathers the queries' bits, then its cells are listed in order and their records written. A cell twice in a list shows as fewer bits than entries.
 template <int size>
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   __shared__ uint32_t thirds[3];
   constexpr int kThreads = tile::kUnionThreads, kWarps = kThreads / 32, kWidth = 8 << size;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
-  const int heads = p.ids_head_stride == 0 ? p.n_kv : 1, item = static_cast<int>(blockIdx.x) * heads;
+  const int heads = w.heads, item = static_cast<int>(blockIdx.x) * heads;
   const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * w.queries, end_query = min(first_query + w.queries, p.n_q);
   const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
   unsigned char* const records = w.records + item * apart;

@@ -28,6 +28,7 @@ struct Tiles {
   int32_t window;                    // cells that the union looks at at once
   int32_t groups;                    // of a cell's scales
   int32_t listed;                    // cells of a window that it lists in shared memory; 0: too many
+  int32_t heads;                     // KV heads of a block of it: all, where they share lists and the items are more than the processors
 };
 
 namespace tile {
@@ -91,6 +92,7 @@ inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
   t.listed = records * 64 * 4 <= kMostListed && t.window * mask_bytes(t) + records * 64 * 4 <= kMostWindow ? t.record_tiles * 64 : 0;
   const int64_t items = int64_t{t.tiles} * p.n_kv;
   t.blocks = static_cast<int32_t>(items < processors ? items : processors);
+  t.heads = p.ids_head_stride == 0 && items > processors ? p.n_kv : 1;
 }
 
 // Does it serve the problem? pool_bytes: what the larger of k and v spans.
@@ -122,7 +124,7 @@ inline const char* union_symbol(const Tiles& t) { return mask_bytes(t) == 1 ? "s
 inline uint32_t cells_grid(const Params& p) {
   return static_cast<uint32_t>(p.n_kv * ((p.seq[0].kv_len + kCellsThreads - 1) / kCellsThreads));
 }
-inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast<uint32_t>(p.ids_head_stride == 0 ? t.tiles : t.tiles * p.n_kv); }
+inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast<uint32_t>(t.tiles * p.n_kv / t.heads); }
 inline uint32_t rest_grid(const Params& p, const Tiles& t, int32_t processors) {  // two blocks per processor
   const int64_t items = int64_t{t.tiles} * p.n_kv;
   return static_cast<uint32_t>(items < 2 * processors ? items : 2 * processors);

@@ -42,7 +42,7 @@ def build(name, architecture):
 class Tiles(ctypes.Structure):
     _fields_ = [
         *[(x, ctypes.c_uint64) for x in ("records", "words", "counts", "flags", "next")],
-        *[(x, ctypes.c_int32) for x in ("queries", "tiles", "blocks", "record_tiles", "item_tiles", "window", "groups", "listed")],
+        *[(x, ctypes.c_int32) for x in ("queries", "tiles", "blocks", "record_tiles", "item_tiles", "window", "groups", "listed", "heads")],
     ]
 
 

@@ -90,7 +90,7 @@ def test_symbols_and_shapes(driver):
 
 def test_exact_takes_its_tiled_form_with_a_workspace(driver):
     fake = driver(90, 80)
-    for ids, first in ((None, ("strata_tile_cells", 2, 256, 0)), (FakeArray((9, 30), np.int32), ("strata_tile_union8", 3, 512, 32 + 64 * 4))):
+    for ids, first in ((None, ("strata_tile_cells", 2, 256, 0)), (FakeArray((9, 30), np.int32), ("strata_tile_union8", 6, 512, 288))):
         q, kv, out = birth(n_q=9)
         plan = strata_pa.plan(q, kv, ids=ids, kernel="exact")
         size = plan.workspace_bytes
@@ -203,7 +203,7 @@ def test_tiles_of_every_geometry(driver, dim, heads_per_kv, queries, union):
     assert [x[0] for x in launches] == ["strata_tile_cells", f"strata_exact_tile_d{dim}_g64", f"strata_exact_rest_d{dim}_g64"]
     assert [x[1:3] for x in launches] == [(3, 256), (3 * tiles, 512), (3 * tiles, dim // 2)]
     launches, _ = launched(fake, *problem, ids=FakeArray((33, 30), np.int32))
-    assert launches[0][:3] == (f"strata_tile_union{union}", tiles, 512)
+    assert launches[0][:3] == (f"strata_tile_union{union}", 3 * tiles, 512)
 
 
 def test_which_form_serves(driver):
