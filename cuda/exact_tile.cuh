@@ -2,7 +2,7 @@
 // once for scores and anchors (here), once for the sums (exact_tile_sums.cuh). The bytes are those of the plain form. See tile_launch.h.
 //
 // Scores come from int8 wgmma, cells by 3 digits x 16 rows. A score s = n + t is kept as one word, the bits of 2^t with n added to its exponent
-// (less 127), so that any anchor is one more addition to it. Words lie as the warps of the sums read them: [32 cells][8 rows][4 of 8 cells].
+// (less 128), so that any anchor is one more addition to it. Words lie as the warps of the sums read them: [32 cells][8 rows][4 of 8 cells].
 #pragma once
 #include "exact_plain.cuh"
 #include "exact_union.cuh"
@@ -12,7 +12,12 @@ namespace strata_pa {
 namespace cuda {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-constexpr float kLowestScore = -250.0f, kLowestAnchor = -100.0f, kHighestAnchor = 140.0f;  // of what a word holds; the rest is another kernel's
+// Of what a word holds; the rest is another kernel's. No score is as low as that of a cell that a row does not see.
+constexpr float kLowestScore = -250.0f, kUnseen = -251.0f;
+constexpr int kLowestAnchor = -100, kHighestAnchor = 140;
+// A score plus this is rounded as by rint (so it is even), and its low bits hold n - 128. As integers such sums have the order of the n: those of kZeroBits + n.
+constexpr float kScoreMagic = kMagic - 128.0f;
+constexpr int kZeroBits = kMagicBits - 128;
 constexpr float kLargestFactor = 0x1p60f;  // no score overflows below it
 constexpr int64_t kNowhere = INT64_MIN;
 
@@ -46,7 +51,7 @@ struct TileBlock {
     int place;  // of how many tiles the block has made the weights, modulo two uses of their slots
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
-  using Tops = float[2][16][tile::kRows];  // per warp: greatest score, greatest n + level; where V's codes come later
+  using Tops = int[2][16][tile::kRows];  // per warp: kZeroBits + greatest n, greatest n + level; where V's codes come later
   static_assert(sizeof(Tops) <= 2 * tile::kValueSlots * tile::kValueBytes, "");
   static __device__ __forceinline__ Tops& tops() { return *reinterpret_cast<Tops*>(raw_tile + kValues); }
   static __device__ __forceinline__ State& state() { return *reinterpret_cast<State*>(raw_tile + kState); }
@@ -209,9 +214,9 @@ struct TileBlock {
     const int group = same_in_warp(thread_now() >> 7), lane = lane_now(), warp = thread_now() >> 5, g = lane >> 2, t = lane & 3, block = group % kBlocks;
     auto codes_at = [&](int odd) { return shared_address(raw_tile) + kDigits + (group * 2 + odd) * kCodes; };
     auto extras_at = [&](int odd) { return kDigits + tile::kScoreStages * kCodes + (group * 2 + odd) * kExtras; };
-    float top[12], raised[12];
+    int top[12], raised[12];
 #pragma unroll
-    for (int u = 0; u < 12; ++u) top[u] = raised[u] = kMinusInf;
+    for (int u = 0; u < 12; ++u) top[u] = raised[u] = 0;  // below all sums
     // Beside the codes of a tile: of its record k_scale, masks, levels; the places of the tile after the next one of this warpgroup.
     auto issue = [&](int i, int odd, const Cells& cells) {
       const int thread = thread_now(), j = (thread & 127) * 16;
@@ -263,11 +268,11 @@ struct TileBlock {
         for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>((part < 2 ? h.x : h.y) >> (part & 1) * 16));
       }
       uint32_t mask[2];
-      float level[2];
+      int level[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         mask[r] = *reinterpret_cast<const uint32_t*>(extra + 512 + cell * 4 + r * 32);
-        level[r] = *reinterpret_cast<const float*>(extra + 768 + cell * 4 + r * 32);
+        level[r] = *reinterpret_cast<const int*>(extra + 768 + cell * 4 + r * 32);
       }
       const uint32_t all = kept().all;
       if (const int base = kept().first_cell + i * 64; !p.ids && (base < kept().inner_first || base + 63 > kept().inner_last))
@@ -283,23 +288,29 @@ struct TileBlock {
 
       float x[8];
       auto finish = [&](int chunk) {
+#pragma unroll
+        for (int u = 0; u < 8; ++u) x[u] = fmaxf(x[u], kLowestScore);
         if (!whole) {
           const uint4 bits = state().bits[block][chunk][t];
           const uint32_t own[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-          for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kMinusInf;
+          for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kUnseen;
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           uint32_t kept[4];
+          int bits[4];
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            constexpr float magic = kMagic - 127.0f;  // its low bits hold n - 127
-            const int u = chunk * 4 + n * 2 + (e & 1);
-            top[u] = fmaxf(top[u], x[n * 4 + e]);
-            const float y = fmaxf(x[n * 4 + e], kLowestScore), z = __fadd_rn(y, magic), integer = __fsub_rn(z, magic);
-            kept[e] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, integer)), z)));
-            raised[u] = fmaxf(raised[u], __fadd_rn(integer, level[e >> 1]));
+            const float y = x[n * 4 + e], z = __fadd_rn(y, kScoreMagic);
+            kept[e] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, __fsub_rn(z, kScoreMagic))), z)));
+            bits[e] = __float_as_int(z);
+          }
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int u = chunk * 4 + n * 2 + e;
+            top[u] = __vimax3_s32(top[u], bits[e], bits[e + 2]);
+            raised[u] = __viaddmax_s32(bits[e + 2], level[1], __viaddmax_s32(bits[e], level[0], raised[u]));
           }
           __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024), make_uint2(kept[0], kept[2]));
           __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024 + 32), make_uint2(kept[1], kept[3]));
@@ -356,8 +367,8 @@ struct TileBlock {
     for (int u = 0; u < 12; ++u) {
 #pragma unroll
       for (int o = 4; o < 32; o <<= 1) {
-        top[u] = fmaxf(top[u], __shfl_xor_sync(~0u, top[u], o));
-        raised[u] = fmaxf(raised[u], __shfl_xor_sync(~0u, raised[u], o));
+        top[u] = max(top[u], __shfl_xor_sync(~0u, top[u], o));
+        raised[u] = max(raised[u], __shfl_xor_sync(~0u, raised[u], o));
       }
       if (g == 0) {
         const int row = (u >> 1) * 8 + t * 2 + (u & 1);
@@ -371,18 +382,18 @@ struct TileBlock {
     if (tid >= kAllRows) return;
     State& s = state();
     const int block = tid / tile::kRows, row = tid % tile::kRows;
-    float top = kMinusInf, raised = kMinusInf;
+    int top = 0, raised = 0;
     for (int i = 0; i < 16; ++i)
-      if ((i >> 2) % kBlocks == block) top = fmaxf(top, tops()[0][i][row]), raised = fmaxf(raised, tops()[1][i][row]);
-    const bool any = real(tid) && top != kMinusInf;
-    top = rintf(top);
+      if ((i >> 2) % kBlocks == block) top = max(top, tops()[0][i][row]), raised = max(raised, tops()[1][i][row]);
+    top -= kZeroBits, raised -= kZeroBits;
+    const bool any = real(tid) && top > static_cast<int>(kUnseen);
     if (any && !(top >= kLowestAnchor && top <= kHighestAnchor)) s.bad = 1;
-    const int anchor = any ? static_cast<int>(top) : 0, base = any ? static_cast<int>(fmaxf(kBFloor, __fsub_rn(raised, top))) : 0;
+    const int anchor = any ? top : 0, base = any ? max(static_cast<int>(kBFloor), raised - top) : 0;
     // Terms of 2^-95 or less are 0 in L, those of 2^(-95 - b) in W.
     constexpr int unit = 1 << 23;
-    s.anchors[tid] = make_int4((157 - anchor - base) * unit, (32 - base) * unit, (157 - anchor) * unit, 32 * unit);
+    s.anchors[tid] = make_int4((158 - anchor - base) * unit, (32 - base) * unit, (158 - anchor) * unit, 32 * unit);
     s.units[tid] = shift(1.0f, static_cast<float>(base));
-    s.tops[tid] = any ? top : kMinusInf;
+    s.tops[tid] = any ? static_cast<float>(top) : kMinusInf;
     s.out_at[tid] = real(tid) ? place_of(tid, p.out_stride, p.out_head_stride) : kNowhere;
   }
 

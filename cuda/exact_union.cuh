@@ -17,8 +17,8 @@ struct Span {
   }
 };
 
-// Levels stand as FP32 numbers; a cell that has a scale that is not finite has one that cannot be.
-constexpr float kBadLevel = 1000.0f, kLeastLevel = -1000.0f;
+// A cell that has a scale that is not finite has a level that cannot be.
+constexpr int kBadLevel = 1000, kLeastLevel = -1000;
 
 // A cell's place among the words of its 16: a thread of the scores holds cells i and i + 8 and stores them side by side.
 __device__ __forceinline__ int word_place(int i) { return (i & ~15) + (i & 7) * 2 + (i >> 3 & 1); }
@@ -66,12 +66,12 @@ __device__ __forceinline__ void write_cell(unsigned char* record, const InRecord
                                            int groups) {
   const uint32_t top2 = __vmaxu2(vs.x & 0x7fff7fffu, vs.y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
   const uint32_t exponent = static_cast<uint32_t>(__float_as_int(half_to_float(static_cast<uint16_t>(top))) + 0x7fffff) >> 23;
-  const float level = top == 0 ? kLeastLevel : __fadd_rn(__uint_as_float(0x4b000000u | exponent), -(8388608.0f + 127.0f));
+  const int level = top == 0 ? kLeastLevel : static_cast<int>(exponent) - 127;
   unsigned char* const at = record + in.word;
   *reinterpret_cast<uint32_t*>(at) = k_place;
   *reinterpret_cast<uint2*>(at + in.word + tile::kKScales) = ks;
   *reinterpret_cast<uint32_t*>(at + tile::kMasks) = mask;
-  *reinterpret_cast<float*>(at + tile::kLevels) = bad ? kBadLevel : level;
+  *reinterpret_cast<int*>(at + tile::kLevels) = bad ? kBadLevel : level;
   *reinterpret_cast<uint32_t*>(record + in.v_place) = v_place;
   uint16_t* const v = reinterpret_cast<uint16_t*>(record + in.v_scale);
   v[0] = static_cast<uint16_t>(vs.x);

@@ -112,6 +112,7 @@ inline int __viaddmax_s32(int a, int b, int c) {
   const int sum = static_cast<int>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
   return sum > c ? sum : c;
 }
+inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 template <class T, class F>
 uint32_t each(uint32_t a, uint32_t b, F f) {  // of the halves or bytes of a word
   uint32_t x = 0;
