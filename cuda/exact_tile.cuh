@@ -45,7 +45,7 @@ struct TileBlock {
     int query, end, kv;            // its queries, its KV head
     int nt;                        // its tiles of 64 cells
     int first_cell;                // without ids: the number of the first one
-    int inner_first, inner_last;   // cells that all its queries may see by their numbers
+    int inner_first, inner_end;    // tiles whose cells all its queries may see by their numbers
     uint32_t all;                  // a bit per query
     int item, next, bad;
     int place;  // of how many tiles the block has made the weights, modulo two uses of their slots
@@ -81,12 +81,13 @@ struct TileBlock {
       s.all = end - query < 32 ? (1u << (end - query)) - 1 : ~0u;
       if (p.ids) {
         s.nt = (w.counts[i] + 63) >> 6;
-        s.first_cell = s.inner_first = 0, s.inner_last = 0x7fffffff;
+        s.first_cell = s.inner_first = 0, s.inner_end = s.nt;
         s.records = w.records + static_cast<int64_t>(i) * w.record_tiles * tile::kRecordBytes;
       } else {
         const int last = Span(p, end - 1).last, first_cell = Span(p, query).first & ~63;
         s.nt = last < first_cell ? 0 : ((last - first_cell) >> 6) + 1;
-        s.first_cell = first_cell, s.inner_first = Span(p, end - 1).first, s.inner_last = Span(p, query).last;
+        s.first_cell = first_cell;
+        s.inner_first = (Span(p, end - 1).first - first_cell + 63) >> 6, s.inner_end = (Span(p, query).last + 1 - first_cell) >> 6;
         s.records = w.records + (static_cast<int64_t>(kv) * w.record_tiles + (first_cell >> 6)) * tile::kRecordBytes;
       }
     }
@@ -210,8 +211,9 @@ struct TileBlock {
   // run while those of another are joined. 16 rows that see none of a tile's cells are left out.
   __device__ void scores() {
     constexpr int kSteps = 3 * kGroups;
-    // Registers are short: what can be found anew, from the thread's number or the state, is.
-    const int group = same_in_warp(thread_now() >> 7), lane = lane_now(), warp = thread_now() >> 5, g = lane >> 2, t = lane & 3, block = group % kBlocks;
+    const int thread = thread_now(), group = uniform(thread >> 7), lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3, block = group % kBlocks;
+    const int pair = (thread & 127) >> 2;  // cells g and g + 8 of the warp's 16, which lie side by side in the record
+    const int nt = uniform(kept().nt), all = uniform(kept().all), inner_first = uniform(kept().inner_first), inner_end = uniform(kept().inner_end);
     auto codes_at = [&](int odd) { return shared_address(raw_tile) + kDigits + (group * 2 + odd) * kCodes; };
     auto extras_at = [&](int odd) { return kDigits + tile::kScoreStages * kCodes + (group * 2 + odd) * kExtras; };
     int top[12], raised[12];
@@ -219,24 +221,24 @@ struct TileBlock {
     for (int u = 0; u < 12; ++u) top[u] = raised[u] = 0;  // below all sums
     // Beside the codes of a tile: of its record k_scale, masks, levels; the places of the tile after the next one of this warpgroup.
     auto issue = [&](int i, int odd, const Cells& cells) {
-      const int thread = thread_now(), j = (thread & 127) * 16;
+      const int j = (thread & 127) * 16;
       copy_codes(codes_at(odd), kept().k, cells, thread);
       const unsigned char* const record = kept().records + static_cast<int64_t>(i) * tile::kRecordBytes;
       const bool here = j < 1024;
-      if (here || (j < kExtras && i + 2 * kStep < kept().nt))
+      if (here || (j < kExtras && i + 2 * kStep < nt))
         copy16(shared_address(raw_tile) + extras_at(odd) + j, here ? record + tile::kKScales + j : record + 2 * kStep * tile::kRecordBytes + j - 1024);
     };
     const int begin = group / kBlocks;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const int i = begin + odd * kStep;
-      if (i < kept().nt) issue(i, odd, Cells(kept().records + static_cast<int64_t>(i) * tile::kRecordBytes, thread_now()));
+      if (i < nt) issue(i, odd, Cells(kept().records + static_cast<int64_t>(i) * tile::kRecordBytes, thread));
       commit_copies();
     }
     unsigned char* out = words() + begin * (2 * kUnitBytes) + (warp >> 1 & 1) * kUnitBytes + block * 6144 + (g >> 1 & 1) * 512 +
                          ((g >> 2) + 4 * t + (warp & 1) * 16) * 16 + (g & 1) * 8;
 #pragma unroll 1
-    for (int i = begin; i < kept().nt; i += kStep, out += kStep * (2 * kUnitBytes)) {
+    for (int i = begin; i < nt; i += kStep, out += kStep * (2 * kUnitBytes)) {
       land_copies<1>();
       fence_async_shared();
       join_warpgroup(group);
@@ -256,35 +258,30 @@ struct TileBlock {
       multiply(d[0], 0), multiply(d[1], 1);
       uint32_t active = 7;
       if (p.ids) {
-        const uint2 masks = *reinterpret_cast<const uint2*>(extra + 512 + lane_now() * 8);
-        active = active_rows(masks.x | masks.y, block);
+        const uint2 of_all = *reinterpret_cast<const uint2*>(extra + 512 + lane * 8);
+        active = active_rows(of_all.x | of_all.y, block);
       }
-      const int cell = (thread_now() >> 5 & 3) * 16 + (lane_now() >> 2);
+      const uint4 scales = *reinterpret_cast<const uint4*>(extra + pair * 16);
+      const uint32_t scale[2][2] = {{scales.x, scales.y}, {scales.z, scales.w}};
       float k[2][kGroups];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const uint2 h = *reinterpret_cast<const uint2*>(extra + cell * 8 + r * 64);
+      for (int r = 0; r < 2; ++r)
 #pragma unroll
-        for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>((part < 2 ? h.x : h.y) >> (part & 1) * 16));
-      }
-      uint32_t mask[2];
-      int level[2];
+        for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>(scale[r][part >> 1] >> (part & 1) * 16));
+      const uint2 masks = *reinterpret_cast<const uint2*>(extra + 512 + pair * 8);
+      const int2 levels = *reinterpret_cast<const int2*>(extra + 768 + pair * 8);
+      uint32_t mask[2] = {masks.x, masks.y};
+      int level[2] = {levels.x, levels.y};
+      if (i < inner_first || i >= inner_end) {
+        const int cell = kept().first_cell + i * 64 + (warp & 3) * 16 + g;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        mask[r] = *reinterpret_cast<const uint32_t*>(extra + 512 + cell * 4 + r * 32);
-        level[r] = *reinterpret_cast<const int*>(extra + 768 + cell * 4 + r * 32);
+        for (int r = 0; r < 2; ++r) {
+          mask[r] &= in_reach(cell + r * 8);
+          if (!(mask[r] & all)) level[r] = kLeastLevel;  // nobody cares whether it is bad
+        }
       }
-      const uint32_t all = kept().all;
-      if (const int base = kept().first_cell + i * 64; !p.ids && (base < kept().inner_first || base + 63 > kept().inner_last))
-        mask[0] &= in_reach(base + cell), mask[1] &= in_reach(base + cell + 8);
       mask[0] &= all, mask[1] &= all;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (level[r] != kBadLevel) continue;
-        if (mask[r]) state().bad = 1;  // a bad row's item is another kernel's
-        level[r] = kLeastLevel;
-      }
-      const bool whole = __all_sync(~0u, mask[0] == all && mask[1] == all);  // no need to look at masks
+      const bool whole = __all_sync(~0u, (mask[0] & mask[1]) == all);  // no need to look at masks
 
       float x[8];
       auto finish = [&](int chunk) {
@@ -326,9 +323,9 @@ struct TileBlock {
         }
       };
       auto turn = [&]() {  // nothing of the stage is needed any more
-        const Cells cells(raw_tile + extras_at(i / kStep & 1) + 1024, thread_now());
+        const Cells cells(raw_tile + extras_at(i / kStep & 1) + 1024, thread);
         join_warpgroup(group);
-        if (i + 2 * kStep < kept().nt) issue(i + 2 * kStep, i / kStep & 1, cells);
+        if (i + 2 * kStep < nt) issue(i + 2 * kStep, i / kStep & 1, cells);
         commit_copies();
       };
       if (active == 7) {
@@ -387,7 +384,7 @@ struct TileBlock {
       if ((i >> 2) % kBlocks == block) top = max(top, tops()[0][i][row]), raised = max(raised, tops()[1][i][row]);
     top -= kZeroBits, raised -= kZeroBits;
     const bool any = real(tid) && top > static_cast<int>(kUnseen);
-    if (any && !(top >= kLowestAnchor && top <= kHighestAnchor)) s.bad = 1;
+    if (any && !(top >= kLowestAnchor && top <= kHighestAnchor && raised < kBadLevel / 2)) s.bad = 1;  // also where a row sees a bad cell
     const int anchor = any ? top : 0, base = any ? max(static_cast<int>(kBFloor), raised - top) : 0;
     // Terms of 2^-95 or less are 0 in L, those of 2^(-95 - b) in W.
     constexpr int unit = 1 << 23;

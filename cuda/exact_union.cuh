@@ -54,10 +54,8 @@ __device__ __forceinline__ Place place_of(const Params& p, int cell) {
 
 // Where a cell's parts lie in a record: bytes.
 struct InRecord {
-  int word, v_place, v_scale;
-  __device__ explicit InRecord(int i) : word(i * 4), v_place(tile::kVPlaces + v_row(word_place(i)) * 4), v_scale(tile::kVScales + word_place(i) * 2) {
-    hide(v_place), hide(v_scale);
-  }
+  int word, pair, v_place;  // pair: the cells that a thread of the scores has are neighbours
+  __device__ explicit InRecord(int i) : word(i * 4), pair(word_place(i) * 4), v_place(tile::kVPlaces + v_row(word_place(i)) * 4) { hide(pair), hide(v_place); }
 };
 
 // A cell's part of its record.
@@ -67,13 +65,13 @@ __device__ __forceinline__ void write_cell(unsigned char* record, const InRecord
   const uint32_t top2 = __vmaxu2(vs.x & 0x7fff7fffu, vs.y & 0x7fff7fffu), top = max(top2 & 0xffff, top2 >> 16);
   const uint32_t exponent = static_cast<uint32_t>(__float_as_int(half_to_float(static_cast<uint16_t>(top))) + 0x7fffff) >> 23;
   const int level = top == 0 ? kLeastLevel : static_cast<int>(exponent) - 127;
-  unsigned char* const at = record + in.word;
-  *reinterpret_cast<uint32_t*>(at) = k_place;
-  *reinterpret_cast<uint2*>(at + in.word + tile::kKScales) = ks;
+  *reinterpret_cast<uint32_t*>(record + in.word) = k_place;
+  unsigned char* const at = record + in.pair;
+  *reinterpret_cast<uint2*>(at + in.pair + tile::kKScales) = ks;
   *reinterpret_cast<uint32_t*>(at + tile::kMasks) = mask;
   *reinterpret_cast<int*>(at + tile::kLevels) = bad ? kBadLevel : level;
   *reinterpret_cast<uint32_t*>(record + in.v_place) = v_place;
-  uint16_t* const v = reinterpret_cast<uint16_t*>(record + in.v_scale);
+  uint16_t* const v = reinterpret_cast<uint16_t*>(record + tile::kVScales + in.pair / 2);
   v[0] = static_cast<uint16_t>(vs.x);
   if (whole || groups > 1) v[64] = static_cast<uint16_t>(vs.x >> 16);
   if (whole || groups > 2) v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
@@ -154,7 +152,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   // A window's list: where its cells lie in it. Behind the masks, or, a long one, in the place of the records' levels.
   uint32_t* const list = words + (w.window << size >> 2);
   const bool near = w.listed > 0;
-  auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + (i & 63); };
+  auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + word_place(i & 63); };
   if (tid == 0) {
     surplus = 0;
     if (item == 0) *w.next = 0;

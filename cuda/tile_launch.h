@@ -38,6 +38,7 @@ constexpr int row_blocks(int dim) { return dim == 64 ? 2 : 1; }
 constexpr int halves(int dim) { return dim == 256 ? 2 : 1; }  // of 128 dims
 
 // Of 64 cells: K's places in 16 bytes [64], k_scale [64][4], masks [64], levels [64], V's places [64], v_scale [4][64].
+// All but the places of K in the order of word_place.
 constexpr int kKScales = 256, kMasks = 768, kLevels = 1024, kVPlaces = 1280, kVScales = 1536, kRecordBytes = 2048;
 constexpr int kWordBytes = kRows * 64 * 4;
 

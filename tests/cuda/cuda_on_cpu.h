@@ -179,6 +179,7 @@ namespace cuda {
 inline const void* sixteenths(const void* base, uint32_t x) { return static_cast<const unsigned char*>(base) + uint64_t{x} * 16; }
 inline int thread_now() { return static_cast<int>(threadIdx.x); }
 inline int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
+inline int uniform(int x) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<uint32_t>(x))); }
 inline int lane_now() { return thread_now() & 31; }
 inline void hide(int&) {}
 inline void hide(uint32_t&) {}
