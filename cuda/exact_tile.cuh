@@ -313,9 +313,11 @@ struct TileBlock {
           __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024 + 32), make_uint2(kept[1], kept[3]));
         }
       };
-      auto factors_of = [&](int step) { return state().factors[block][step % kGroups][step / kGroups][t]; };
-      auto join = [&](int (&sums)[24], const float4& f4, int part) {
-        const float f[4] = {f4.x, f4.y, f4.z, f4.w};
+      auto load_factors = [&](float (&f)[4], int step) {
+          const float4 x = state().factors[block][step % kGroups][step / kGroups][t];
+          f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
+        };
+      auto join = [&](int (&sums)[24], const float (&f)[4], int part) {
 #pragma unroll
         for (int u = 0; u < 8; ++u) {  // 8-row tile, then as the products lie: rows 2t and 2t + 1 of cell g, then of cell g + 8
           const float y = __fmul_rn(A::join(sums[u], sums[8 + u] * 256 + sums[16 + u]), f[(u >> 2) * 2 + (u & 1)]), kk = k[u >> 1 & 1][part];
@@ -329,16 +331,17 @@ struct TileBlock {
         commit_copies();
       };
       if (active == 7) {
-        float4 f = factors_of(0);
+        float f[4];
+        load_factors(f, 0);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           int (&sums)[24] = d[step & 1];
           if (step == kSteps - 1) wait_for<0>(sums);
           else wait_for<1>(sums);
           join(sums, f, step % kGroups);
-          if (step + 2 < kSteps) multiply(sums, step + 2);
-          if (step + 1 < kSteps) f = factors_of(step + 1);
+          if (step + 1 < kSteps) load_factors(f, step + 1);  // before the products: it would wait behind them
           else turn();
+          if (step + 2 < kSteps) multiply(sums, step + 2);
           if (step % kGroups == kGroups - 1) finish(step / kGroups);
         }
       } else {
@@ -350,7 +353,8 @@ struct TileBlock {
           for (int part = 0; part < kGroups; ++part) {
             const int step = chunk * kGroups + part;
             multiply(d[0], step);
-            const float4 f = factors_of(step);
+            float f[4];
+            load_factors(f, step);
             wait_for<0>(d[0]);
             join(d[0], f, part);
           }
