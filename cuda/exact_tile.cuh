@@ -221,8 +221,10 @@ struct TileBlock {
     for (int u = 0; u < 12; ++u) top[u] = raised[u] = 0;  // below all sums
     // Beside the codes of a tile: of its record k_scale, masks, levels; the places of the tile after the next one of this warpgroup.
     auto issue = [&](int i, int odd, const Cells& cells) {
-      const int j = (thread & 127) * 16;
-      copy_codes(codes_at(odd), kept().k, cells, thread);
+      int own = thread;
+      if constexpr (kGroups == 2) hide(own);  // what follows from it is made anew each time, as the compiler decides for itself where there are more groups
+      const int j = (own & 127) * 16;
+      copy_codes(codes_at(odd), kept().k, cells, own);
       const unsigned char* const record = kept().records + static_cast<int64_t>(i) * tile::kRecordBytes;
       const bool here = j < 1024;
       if (here || (j < kExtras && i + 2 * kStep < nt))
@@ -237,131 +239,139 @@ struct TileBlock {
     }
     unsigned char* out = words() + begin * (2 * kUnitBytes) + (warp >> 1 & 1) * kUnitBytes + block * 6144 + (g >> 1 & 1) * 512 +
                          ((g >> 2) + 4 * t + (warp & 1) * 16) * 16 + (g & 1) * 8;
-#pragma unroll 1
-    for (int i = begin; i < nt; i += kStep, out += kStep * (2 * kUnitBytes)) {
-      land_copies<1>();
+    const uint32_t b = place_of_matrix(shared_address(raw_tile) + block * kBlockDigits);
+    int d[2][24];
+    auto multiply = [&](int (&sums)[24], uint32_t a, int step) {
+      const int chunk = step / kGroups, part = step % kGroups;
+      const uint32_t ai = a + ((part >> 1) * 8192 + (part & 1) * 64) / 16;
+      const uint32_t bi = b + ((part >> 1) * (3 * tile::kRows * 128) + chunk * (48 * 128) + (part & 1) * 64) / 16;
+      wgmma_fence();
+      wgmma(sums, matrix(ai), matrix(bi), 0);
+      wgmma(sums, matrix(ai + 2), matrix(bi + 2), 1);
+      wgmma_commit();
+    };
+    // The codes at `a` have landed, and their first products begin; nothing of the tile before is needed any more.
+    auto begin_products = [&](uint32_t a) {
       fence_async_shared();
       join_warpgroup(group);
-      const int odd = i / kStep & 1;
-      const unsigned char* const extra = raw_tile + extras_at(odd);
-      const uint32_t a = place_of_matrix(codes_at(odd)), b = place_of_matrix(shared_address(raw_tile) + block * kBlockDigits);
-      auto multiply = [&](int (&sums)[24], int step) {
-        const int chunk = step / kGroups, part = step % kGroups;
-        const uint32_t ai = a + ((part >> 1) * 8192 + (part & 1) * 64) / 16;
-        const uint32_t bi = b + ((part >> 1) * (3 * tile::kRows * 128) + chunk * (48 * 128) + (part & 1) * 64) / 16;
-        wgmma_fence();
-        wgmma(sums, matrix(ai), matrix(bi), 0);
-        wgmma(sums, matrix(ai + 2), matrix(bi + 2), 1);
-        wgmma_commit();
-      };
-      int d[2][24];
-      multiply(d[0], 0), multiply(d[1], 1);
-      uint32_t active = 7;
-      if (p.ids) {
-        const uint2 of_all = *reinterpret_cast<const uint2*>(extra + 512 + lane * 8);
-        active = active_rows(of_all.x | of_all.y, block);
-      }
-      const uint4 scales = *reinterpret_cast<const uint4*>(extra + pair * 16);
-      const uint32_t scale[2][2] = {{scales.x, scales.y}, {scales.z, scales.w}};
-      float k[2][kGroups];
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-#pragma unroll
-        for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>(scale[r][part >> 1] >> (part & 1) * 16));
-      const uint2 masks = *reinterpret_cast<const uint2*>(extra + 512 + pair * 8);
-      const int2 levels = *reinterpret_cast<const int2*>(extra + 768 + pair * 8);
-      uint32_t mask[2] = {masks.x, masks.y};
-      int level[2] = {levels.x, levels.y};
-      if (i < inner_first || i >= inner_end) {
-        const int cell = kept().first_cell + i * 64 + (warp & 3) * 16 + g;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          mask[r] &= in_reach(cell + r * 8);
-          if (!(mask[r] & all)) level[r] = kLeastLevel;  // nobody cares whether it is bad
+      multiply(d[0], a, 0), multiply(d[1], a, 1);
+    };
+    int i = begin, odd = 0;
+    uint32_t a = place_of_matrix(codes_at(0));
+    if (i < nt) {
+      land_copies<1>();
+      begin_products(a);
+#pragma unroll 1
+      do {
+        const unsigned char* const extra = raw_tile + extras_at(odd);
+        uint32_t active = 7;
+        if (p.ids) {
+          const uint2 of_all = *reinterpret_cast<const uint2*>(extra + 512 + lane * 8);
+          active = active_rows(of_all.x | of_all.y, block);
         }
-      }
-      mask[0] &= all, mask[1] &= all;
-      const bool whole = __all_sync(~0u, (mask[0] & mask[1]) == all);  // no need to look at masks
+        const uint4 scales = *reinterpret_cast<const uint4*>(extra + pair * 16);
+        const uint32_t scale[2][2] = {{scales.x, scales.y}, {scales.z, scales.w}};
+        float k[2][kGroups];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+#pragma unroll
+          for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>(scale[r][part >> 1] >> (part & 1) * 16));
+        const uint2 masks = *reinterpret_cast<const uint2*>(extra + 512 + pair * 8);
+        const int2 levels = *reinterpret_cast<const int2*>(extra + 768 + pair * 8);
+        uint32_t mask[2] = {masks.x, masks.y};
+        int level[2] = {levels.x, levels.y};
+        if (i < inner_first || i >= inner_end) {
+          const int cell = kept().first_cell + i * 64 + (warp & 3) * 16 + g;
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            mask[r] &= in_reach(cell + r * 8);
+            if (!(mask[r] & all)) level[r] = kLeastLevel;  // nobody cares whether it is bad
+          }
+        }
+        mask[0] &= all, mask[1] &= all;
+        const bool whole = __all_sync(~0u, (mask[0] & mask[1]) == all);  // no need to look at masks
 
-      float x[8];
-      auto finish = [&](int chunk) {
+        float x[8];
+        auto finish = [&](int chunk) {
 #pragma unroll
-        for (int u = 0; u < 8; ++u) x[u] = fmaxf(x[u], kLowestScore);
-        if (!whole) {
-          const uint4 bits = state().bits[block][chunk][t];
-          const uint32_t own[4] = {bits.x, bits.y, bits.z, bits.w};
+          for (int u = 0; u < 8; ++u) x[u] = fmaxf(x[u], kLowestScore);
+          if (!whole) {
+            const uint4 bits = state().bits[block][chunk][t];
+            const uint32_t own[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-          for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kUnseen;
-        }
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          uint32_t kept[4];
-          int bits[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float y = x[n * 4 + e], z = __fadd_rn(y, kScoreMagic);
-            kept[e] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, __fsub_rn(z, kScoreMagic))), z)));
-            bits[e] = __float_as_int(z);
+            for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kUnseen;
           }
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int u = chunk * 4 + n * 2 + e;
-            top[u] = __vimax3_s32(top[u], bits[e], bits[e + 2]);
-            raised[u] = __viaddmax_s32(bits[e + 2], level[1], __viaddmax_s32(bits[e], level[0], raised[u]));
+          for (int n = 0; n < 2; ++n) {
+            uint32_t kept[4];
+            int bits[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const float y = x[n * 4 + e], z = __fadd_rn(y, kScoreMagic);
+              kept[e] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, __fsub_rn(z, kScoreMagic))), z)));
+              bits[e] = __float_as_int(z);
+            }
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int u = chunk * 4 + n * 2 + e;
+              top[u] = __vimax3_s32(top[u], bits[e], bits[e + 2]);
+              raised[u] = __viaddmax_s32(bits[e + 2], level[1], __viaddmax_s32(bits[e], level[0], raised[u]));
+            }
+            __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024), make_uint2(kept[0], kept[2]));
+            __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024 + 32), make_uint2(kept[1], kept[3]));
           }
-          __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024), make_uint2(kept[0], kept[2]));
-          __stcg(reinterpret_cast<uint2*>(out + (chunk * 2 + n) * 1024 + 32), make_uint2(kept[1], kept[3]));
-        }
-      };
-      auto load_factors = [&](float (&f)[4], int step) {
+        };
+        auto load_factors = [&](float (&f)[4], int step) {
           const float4 x = state().factors[block][step % kGroups][step / kGroups][t];
           f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
         };
-      auto join = [&](int (&sums)[24], const float (&f)[4], int part) {
+        auto join = [&](int (&sums)[24], const float (&f)[4], int part) {
 #pragma unroll
-        for (int u = 0; u < 8; ++u) {  // 8-row tile, then as the products lie: rows 2t and 2t + 1 of cell g, then of cell g + 8
-          const float y = __fmul_rn(A::join(sums[u], sums[8 + u] * 256 + sums[16 + u]), f[(u >> 2) * 2 + (u & 1)]), kk = k[u >> 1 & 1][part];
-          x[u] = part == 0 ? __fmul_rn(y, kk) : __fmaf_rn(y, kk, x[u]);
-        }
-      };
-      auto turn = [&]() {  // nothing of the stage is needed any more
-        const Cells cells(raw_tile + extras_at(i / kStep & 1) + 1024, thread);
-        join_warpgroup(group);
-        if (i + 2 * kStep < nt) issue(i + 2 * kStep, i / kStep & 1, cells);
-        commit_copies();
-      };
-      if (active == 7) {
-        float f[4];
-        load_factors(f, 0);
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          int (&sums)[24] = d[step & 1];
-          if (step == kSteps - 1) wait_for<0>(sums);
-          else wait_for<1>(sums);
-          join(sums, f, step % kGroups);
-          if (step + 1 < kSteps) load_factors(f, step + 1);  // before the products: it would wait behind them
-          else turn();
-          if (step + 2 < kSteps) multiply(sums, step + 2);
-          if (step % kGroups == kGroups - 1) finish(step / kGroups);
-        }
-      } else {
-        wait_for<0>(d[0]), wait_for<0>(d[1]);
-#pragma unroll
-        for (int chunk = 0; chunk < 3; ++chunk) {
-          if (!(active >> chunk & 1)) continue;
-#pragma unroll
-          for (int part = 0; part < kGroups; ++part) {
-            const int step = chunk * kGroups + part;
-            multiply(d[0], step);
-            float f[4];
-            load_factors(f, step);
-            wait_for<0>(d[0]);
-            join(d[0], f, part);
+          for (int u = 0; u < 8; ++u) {  // 8-row tile, then as the products lie: rows 2t and 2t + 1 of cell g, then of cell g + 8
+            const float y = __fmul_rn(A::join(sums[u], sums[8 + u] * 256 + sums[16 + u]), f[(u >> 2) * 2 + (u & 1)]), kk = k[u >> 1 & 1][part];
+            x[u] = part == 0 ? __fmul_rn(y, kk) : __fmaf_rn(y, kk, x[u]);
           }
-          finish(chunk);
+        };
+        wait_for<0>(d[0]), wait_for<0>(d[1]);
+        if (active == 7) {
+          float f[4];
+          load_factors(f, 0);
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
+            int (&sums)[24] = d[step & 1];
+            if (step == kSteps - 1) wait_for<0>(sums);
+            else if (step > 1) wait_for<1>(sums);
+            join(sums, f, step % kGroups);
+            if (step + 1 < kSteps) load_factors(f, step + 1);  // before the products: it would wait behind them
+            if (step + 2 < kSteps) multiply(sums, a, step + 2);
+            if (step % kGroups == kGroups - 1 && step != kSteps - 1) finish(step / kGroups);
+          }
+        } else {
+#pragma unroll
+          for (int chunk = 0; chunk < 3; ++chunk) {
+            if (!(active >> chunk & 1)) continue;
+#pragma unroll
+            for (int part = 0; part < kGroups; ++part) {
+              const int step = chunk * kGroups + part;
+              multiply(d[0], a, step);
+              float f[4];
+              load_factors(f, step);
+              wait_for<0>(d[0]);
+              join(d[0], f, part);
+            }
+            finish(chunk);
+          }
         }
-        turn();
-      }
+        const Cells cells(extra + 1024, thread);
+        land_copies<0>();
+        if (i + kStep < nt) a = place_of_matrix(codes_at(odd ^ 1));  // or products that nobody reads: wgmma is not for branches
+        begin_products(a);
+        if (i + 2 * kStep < nt) issue(i + 2 * kStep, odd, cells);
+        commit_copies();
+        if (active == 7) finish(2);
+        i += kStep, odd ^= 1, out += kStep * (2 * kUnitBytes);
+      } while (i < nt);
+      wait_for<0>(d[0]), wait_for<0>(d[1]);
     }
     land_copies<0>();
 #pragma unroll
