@@ -181,10 +181,9 @@ struct TileBlock {
   static __device__ __forceinline__ void copy_codes(uint32_t to, const int8_t* pool, const Cells& cells, int thread) {
     const int chunk = thread % kChunks, first = (thread & 127) / kChunks * kOwn;
     const int8_t* const from = pool + chunk * 16;
-    to += (chunk >> 3) * 8192 + first * 128;
-    const uint32_t part = ((chunk ^ first) & 7) * 16;
+    to += (chunk >> 3) * 8192 + first * 128 + ((chunk ^ first) & 7) * 16;
 #pragma unroll
-    for (int u = 0; u < kOwn; ++u) copy16(to + u * 128 + (part ^ u * 16), from + static_cast<uint64_t>(cells.place[u]) * 16);
+    for (int u = 0; u < kOwn; ++u) copy16((to ^ u * 16) + u * 128, sixteenths(from, cells.place[u]));  // 128 divides what the codes begin at
   }
 
   // Bits of the queries that may see a cell by its number.
@@ -225,10 +224,9 @@ struct TileBlock {
       if constexpr (kGroups == 2) hide(own);  // what follows from it is made anew each time, as the compiler decides for itself where there are more groups
       const int j = (own & 127) * 16;
       copy_codes(codes_at(odd), kept().k, cells, own);
-      const unsigned char* const record = kept().records + static_cast<int64_t>(i) * tile::kRecordBytes;
-      const bool here = j < 1024;
-      if (here || (j < kExtras && i + 2 * kStep < nt))
-        copy16(shared_address(raw_tile) + extras_at(odd) + j, here ? record + tile::kKScales + j : record + 2 * kStep * tile::kRecordBytes + j - 1024);
+      const bool here = j < 1024;  // past the last tile: places that nobody needs
+      const int from = (here ? i : min(i + 2 * kStep, nt - 1)) * tile::kRecordBytes + j + (here ? tile::kKScales : -1024);
+      if (j < kExtras) copy16(shared_address(raw_tile) + extras_at(odd) + j, sixteenths(kept().records, static_cast<uint32_t>(from) / 16));
     };
     const int begin = group / kBlocks;
 #pragma unroll
