@@ -348,14 +348,20 @@ struct TileBlock {
 #pragma unroll
           for (int chunk = 0; chunk < 3; ++chunk) {
             if (!(active >> chunk & 1)) continue;
+            const int first = chunk * kGroups;
+#pragma unroll
+            for (int part = 0; part < 2 && part < kGroups; ++part)
+              if (first + part > 1) multiply(d[first + part & 1], a, first + part);
 #pragma unroll
             for (int part = 0; part < kGroups; ++part) {
-              const int step = chunk * kGroups + part;
-              multiply(d[0], a, step);
+              const int step = first + part;
+              int (&sums)[24] = d[step & 1];
               float f[4];
               load_factors(f, step);
-              wait_for<0>(d[0]);
-              join(d[0], f, part);
+              if (part == kGroups - 1) wait_for<0>(sums);
+              else if (step > 1) wait_for<1>(sums);
+              join(sums, f, part);
+              if (part + 2 < kGroups) multiply(sums, a, step + 2);
             }
             finish(chunk);
           }
