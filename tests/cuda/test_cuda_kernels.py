@@ -201,6 +201,25 @@ def test_values_that_are_not_finite(card, lists):
     assert 0 < np.mean(card.flags) < 1
 
 
+@pytest.mark.parametrize("dim_group", [(64, 64), (256, 64)])
+def test_scores_between_two_integers(card, dim_group):
+    spec = {
+        "seed": 8, "dim_group": dim_group, "n_kv": 1, "n_rep": 12, "page_size": 16, "layout": "HND", "sequences": [(4, 150)], "absent": 0,
+        "causal": False, "window_left": -1, "lists": None, "granularity": 1, "cap": 1, "widths": False, "varlen": False,
+    }  # fmt: skip
+    q, kv, options = build_lists(spec, False)
+    q[:], kv.k[:], kv.k_scale[:] = 0, 0, 0.5
+    q[..., 0] = 1
+    kv.k[..., 0] = np.random.default_rng(0).integers(-70, -40, kv.k.shape[:-1])
+    kv.v_scale[:] = 1
+    first = kv.page_table[0]
+    kv.k[first, :, :2, 0] = -1  # a score of -0.5, which is rounded to 0: it decides the unit of W, in which the others' terms are few
+    kv.v[first, :, 1] = -np.maximum(kv.v[first, :, 0], -127)  # and these two cells' terms leave nothing
+    kv.v[first, :, 0] = -kv.v[first, :, 1]
+    options["sm_scale"] = 1 / 1.4426950408889634
+    check(card, q, kv, "exact", options)
+
+
 @general
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_parts_of_exact(card, dtype):
