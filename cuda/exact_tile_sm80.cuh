@@ -2,7 +2,7 @@
 // cells, once for scores and anchors, once for the sums. The bytes are those of the plain form. See exact_tile_sm80.h.
 //
 // A warp owns 16 rows: with the scores a share of the 64 cells of a step, with the sums 64 dims. A score s = n + t is kept as one word, the bits of
-// 2^t with n added to its exponent (less 127), so that any anchor is one more addition to it. The words lie as the MMA fragments of the sums want them: two
+// 2^t with n added to its exponent (less 128), so that any anchor is one more addition to it. The words lie as the MMA fragments of the sums want them: two
 // neighbouring 8-cell tiles of scores make four neighbouring words of a thread. The sums are four int32 planes per output.
 #pragma once
 #include "exact_plain.cuh"
@@ -200,7 +200,7 @@ struct RowsBlock {
     const int anchor = any ? static_cast<int>(top) : 0, base = any ? static_cast<int>(fmaxf(kBFloor, __fsub_rn(raised, top))) : 0;
     // Terms of 2^-95 or less are 0 in L, those of 2^(-95 - b) in W.
     constexpr int unit = 1 << 23;
-    state().anchors[tid] = make_int4((157 - anchor - base) * unit, (32 - base) * unit, (157 - anchor) * unit, 32 * unit);
+    state().anchors[tid] = make_int4((158 - anchor - base) * unit, (32 - base) * unit, (158 - anchor) * unit, 32 * unit);
     state().units[tid] = shift(1.0f, static_cast<float>(base));
   }
 
