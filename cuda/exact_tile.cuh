@@ -248,13 +248,9 @@ struct TileBlock {
       wgmma(sums, matrix(ai + 2), matrix(bi + 2), 1);
       wgmma_commit();
     };
-    // What this thread has copied has landed, for wgmma. It waits for stores, too: so it comes long after some and before others.
-    auto land = [&]() {
-      land_copies<0>();
-      fence_async_shared();
-    };
-    // The codes at `a` are there, and their first products begin; nothing of the tile before is needed any more.
+    // The codes at `a` have landed, and their first products begin; nothing of the tile before is needed any more.
     auto begin_products = [&](uint32_t a) {
+      fence_async_shared();
       join_warpgroup(group);
       multiply(d[0], a, 0), multiply(d[1], a, 1);
     };
@@ -262,7 +258,6 @@ struct TileBlock {
     uint32_t a = place_of_matrix(codes_at(0));
     if (i < nt) {
       land_copies<1>();
-      fence_async_shared();
       begin_products(a);
 #pragma unroll 1
       do {
@@ -347,7 +342,6 @@ struct TileBlock {
             join(sums, f, step % kGroups);
             if (step + 1 < kSteps) load_factors(f, step + 1);  // before the products: it would wait behind them
             if (step + 2 < kSteps) multiply(sums, a, step + 2);
-            if (step == 2 * kGroups - 1) land();
             if (step % kGroups == kGroups - 1 && step != kSteps - 1) finish(step / kGroups);
           }
         } else {
@@ -371,9 +365,9 @@ struct TileBlock {
             }
             finish(chunk);
           }
-          land();
         }
         const Cells cells(extra + 1024, thread);
+        land_copies<0>();
         if (i + kStep < nt) a = place_of_matrix(codes_at(odd ^ 1));  // or products that nobody reads: wgmma is not for branches
         begin_products(a);
         if (i + 2 * kStep < nt) issue(i + 2 * kStep, odd, cells);
