@@ -50,7 +50,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
       next = __ldg(reinterpret_cast<const uint2*>(kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + tile::kVPlaces + own * 8));
     };
     auto copy = [&](bool any, int slot) {
-      hide(next.x), hide(next.y);
+      hide(next.x), hide(next.y);  // their addresses are made here, while products run
       if (any) {
         copy16(copied + slot, from + static_cast<uint64_t>(next.x) * 16);
         copy16(copied + slot + 64, from + static_cast<uint64_t>(next.y) * 16);
@@ -67,9 +67,9 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
     look_up(2);
     int low[72], high[24];  // zeroes that the compiler does not know of: it would take the first turn out of the loop, with a wait for every product
 #pragma unroll
-    for (int u = 0; u < 72; ++u) { low[u] = 0; hide(low[u]); }
+    for (int u = 0; u < 72; ++u) low[u] = 0, hide(low[u]);
 #pragma unroll
-    for (int u = 0; u < 24; ++u) { high[u] = 0; hide(high[u]); }
+    for (int u = 0; u < 24; ++u) high[u] = 0, hide(high[u]);
     uint32_t a[2][4];
     int slot = 0;  // of V
     bool any = false;  // a tile before
@@ -82,7 +82,7 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
       copy(left > 2, slot ? slot - tile::kValueBytes : 2 * tile::kValueBytes);
       const uint32_t b = place_of_matrix(base + now.slot() * tile::kWeightBytes + (warp >> 2) * (kHalfWeights / 2));
       barrier_wait(base + kState + offsetof(State, full) + now.slot() * 8, now.parity());
-      load_shared2(next.x, next.y, left > 3 ? base + kPlaces + now.later(3).i * 256 + own * 8 : base + kState);
+      load_shared2(next.x, next.y, left > 3 ? base + kPlaces + now.later(3).i * 256 + own * 8 : base + kState);  // of the next pass: not there yet
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         a[half][0] = byte_permute(x[0], x[1], 0x6420), a[half][1] = byte_permute(x[0], x[1], 0x7531);  // even dims, odd dims
@@ -139,12 +139,9 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
   const int maker = same_in_warp((thread_now() >> 5) - 8), units = 2 * same_in_warp(kept().nt), place = same_in_warp(kept().place);  // units of 32 cells
   const int lane = lane_now(), row = lane >> 1 & 7;  // of 8: this thread's; of the unit's cells it has 8: of 16 the first or second half
   const uint32_t full = shared_address(state().full), empty = shared_address(state().empty);
-  // Where this thread's anchors and weights begin. At head_dim 64 they are found anew: a register each that is not there.
-  auto place_of_anchors = [](int lane) { return shared_address(&state().anchors[lane >> 1 & 7]); };
-  auto place_of_weights = [maker](int lane) {
-    return shared_address(raw_tile) + (maker & 1) * (tile::kWeightBytes / 2) + (lane >> 1 & 7) * 32 + ((lane >> 4 ^ lane >> 3) & 1) * 16 + (lane & 1) * 8;
-  };
-  const uint32_t anchors = place_of_anchors(lane), weights = place_of_weights(lane);
+  // Where this thread's anchors and weights begin.
+  const uint32_t anchors = shared_address(&state().anchors[row]);
+  const uint32_t weights = shared_address(raw_tile) + (maker & 1) * (tile::kWeightBytes / 2) + row * 32 + ((lane >> 4 ^ lane >> 3) & 1) * 16 + (lane & 1) * 8;
   // What the warp has copied of a unit: the words of 8 rows six times, read by who copied them; masks and scales.
   const uint32_t staged = shared_address(raw_tile) + tile::kStaged + maker * tile::kStagedBytes, own_words = staged + lane * 16;
   // x + add, at least `least`: the bits of a number.
@@ -167,8 +164,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       const uint32_t to = own_words + eight % 6 * 1024;
       copy16(to, at), copy16(to + 512, at + 512);
     };
-    // V's places, for who multiplies: where those of a tile `later` than now come to lie. The first three are not needed; the next five come at once, others with
-    // the weights of eight tiles before. There is room for twelve: those that are overwritten have been looked up, three tiles before their products.
+    // V's places, for who multiplies: where those of a tile `later` than now come to lie. The first three are not needed, the next five come at once, others
+    // with the weights of eight tiles before. There is room for twelve: what is overwritten has been looked up, three tiles before its products.
     auto v_places = [&](int later) {
       return shared_address(raw_tile) + kPlaces + now.later(later).i * 256 + (maker & 1) * 128 + (lane & 7) * 16;
     };
@@ -210,13 +207,13 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       }
       barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
       if (lane < 8 && u + 2 * tile::kMakers < units) copy16(v_places(8), record + step * tile::kRecordBytes + tile::kVPlaces - tile::kMasks);
-      const uint32_t at = (kBlocks == 2 ? place_of_weights(lane_now()) : weights) + now.slot() * tile::kWeightBytes;
+      const uint32_t at = weights + now.slot() * tile::kWeightBytes;
       auto make = [&](auto whole) {
         int x[2][8], anchor[2][4];
         auto load = [&](int eight) {
           int a[4], b[4];
           load_shared4(a, own_words + eight % 6 * 1024), load_shared4(b, own_words + eight % 6 * 1024 + 512);
-          const uint32_t of_rows = (kBlocks == 2 ? place_of_anchors(lane_now()) : anchors) + eight * (8 * 16);
+          const uint32_t of_rows = anchors + eight * (8 * 16);
           if (kSums) load_shared4(anchor[eight & 1], of_rows);
           else load_shared2(anchor[eight & 1][0], anchor[eight & 1][1], of_rows);
           int (&to)[8] = x[eight & 1];
@@ -279,7 +276,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
           }
         }
       };
-      if (kBlocks == 1 && active == kAll) make(Constant<1>());  // of 96 rows in one piece it takes registers that are not there
+      if (active == kAll) make(Constant<1>());
       else make(Constant<0>());
       from = following;
       fence_async_shared();
@@ -331,12 +328,8 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
       if (s.bad) {
         if (thread_now() == 0) w.flags[b.kept().item] = 1;
       } else {
-        if (thread_now() < 256) {
-          b.multiply();
-        } else {
-          b.weigh();
-          b.fetch(b.kept().next);
-        }
+        if (thread_now() < 256) b.multiply();
+        else b.weigh(), b.fetch(b.kept().next);
         __syncthreads();
         if (thread_now() == 0) s.place = (s.place + s.nt * Block::kPasses) % (2 * tile::kWeightSlots);
       }

@@ -77,7 +77,8 @@ __device__ __forceinline__ void write_cell(unsigned char* record, const InRecord
   if (whole || groups > 2) v[128] = static_cast<uint16_t>(vs.y), v[192] = static_cast<uint16_t>(vs.y >> 16);
 }
 
-// Writes N cells' parts, H heads at a time, of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`; step is a multiple of 64. records: the first one's; they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
+// Writes N cells' parts, H heads at a time, of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`; step is a
+// multiple of 64. records: the first one's; they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
 template <int N, int H, bool whole>
 __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int end,
                                             const InRecord& in, const int (&cell)[N], uint32_t (&mask)[N], int groups, int32_t* flags) {
