@@ -13,6 +13,8 @@ __device__ __forceinline__ uint64_t matrix(uint32_t place) { return place | uint
 __device__ __forceinline__ uint64_t narrow_matrix(uint32_t place) { return place | uint64_t{16} << 32 | uint64_t{3} << 62; }
 
 #ifdef __CUDACC__
+// As same_in_warp, in a register of the warp. Here, since sm_75 knows no such reduction.
+__device__ __forceinline__ int uniform(int x) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<uint32_t>(x))); }
 __device__ __forceinline__ void barrier_init(uint32_t at, int count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
 __device__ __forceinline__ void barrier_arrive(uint32_t at) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory"); }
 __device__ __forceinline__ void barrier_arrive_if(uint32_t at, int condition) {

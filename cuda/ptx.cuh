@@ -59,8 +59,6 @@ __device__ __forceinline__ int lane_now() {
 }
 // x, which is the same in all lanes, and so that the compiler knows it.
 __device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
-// The same, in a register of the warp.
-__device__ __forceinline__ int uniform(int x) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<uint32_t>(x))); }
 // The compiler knows nothing of x from here on: it neither keeps what it made of it nor makes something of it earlier.
 __device__ __forceinline__ void hide(int& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void hide(uint32_t& x) { asm volatile("" : "+r"(x)); }

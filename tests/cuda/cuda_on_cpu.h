@@ -179,7 +179,6 @@ namespace cuda {
 inline const void* sixteenths(const void* base, uint32_t x) { return static_cast<const unsigned char*>(base) + uint64_t{x} * 16; }
 inline int thread_now() { return static_cast<int>(threadIdx.x); }
 inline int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
-inline int uniform(int x) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<uint32_t>(x))); }
 inline int lane_now() { return thread_now() & 31; }
 inline void hide(int&) {}
 inline void hide(uint32_t&) {}
@@ -223,6 +222,7 @@ inline void add_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
 
 // ---- hopper.cuh
 
+inline int uniform(int x) { return static_cast<int>(__reduce_or_sync(~0u, static_cast<uint32_t>(x))); }
 inline void barrier_init(uint32_t at, int count) { machine::barrier_init(at, count); }
 inline void barrier_arrive(uint32_t at) { machine::barrier_arrive(at, 0); }
 inline void barrier_arrive_if(uint32_t at, int condition) {

@@ -240,6 +240,17 @@ def test_ptx_stands_where_the_machine_has_its_like():
     assert sorted(told) == ["hopper.cuh", "ptx.cuh", "split.cuh"]  # the last one: v1 and v2
 
 
+def test_what_sm_75_compiles_reduces_by_shuffles():
+    """The reductions of a whole warp, which nvcc knows from sm_80 on, would stop the build for every architecture."""
+    folder = ROOT / "cuda"
+    read, left = set(), {*folder.glob("*_sm75.cu")}
+    while left:
+        read |= left
+        left = {folder / name for file in left for name in re.findall(r'#include "(.*)"', file.read_text())} & {*folder.iterdir()} - read
+    assert folder / "ptx.cuh" in read
+    assert [file.name for file in read if "__reduce_" in re.sub(r"(?s)#ifdef STRATA_PA_SM80.*?#else", "", file.read_text())] == []
+
+
 @pytest.mark.parametrize("name", ["wide", "narrow", "held", "held_unsigned"])
 def test_wgmma(run, name):
     b = run.b & 255 if name == "held_unsigned" else run.b
