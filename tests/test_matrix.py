@@ -230,6 +230,10 @@ def test_forms_of_the_record():
     gpu = {"card": {"name": "A card", "compute_cap": "9.0"}, "steps": {"selftest": {"checks": []}, "test": tests}}
     assert record.ran_on([gpu]) == {"90": dict.fromkeys(["exact_rows", "exact_tile", "exact_part", "partial"], "A card")}
     assert record.ran_on([gpu | {"steps": {"selftest": {"checks": []}, "test": tests | {"ok": False}}}]) == {}
+    whole = {"selftest": {"checks": []}, "test": {"ok": True, "all": {"passed": 9, "skipped": 1}}}
+    assert set(record.ran_on([gpu | {"steps": whole}])["90"]) == {form for forms in record.TESTED.values() for form in forms}
+    whole["test"]["all"] = {"skipped": 10}
+    assert record.ran_on([gpu | {"steps": whole}]) == {"90": {}}
 
 
 def test_code_objects_of_the_record():
