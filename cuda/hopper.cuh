@@ -1,4 +1,4 @@
-// Instructions that exact's tiles use on sm_90: copies that complete on barriers, int8 wgmma.
+// Instructions that exact's tiles use on sm_90: barriers in shared memory, int8 wgmma.
 #pragma once
 #include "common.cuh"
 
@@ -26,23 +26,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// An arrival that the barrier's phase also waits for `bytes` of bulk copies with.
-template <uint32_t bytes>
-__device__ __forceinline__ void expect_bytes(uint32_t at) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "n"(bytes) : "memory");
-}
-template <uint32_t bytes>
-__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "n"(bytes), "r"(barrier)
-               : "memory");
-}
-// The thread arrives when its copies (copy16) have landed.
-__device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
-// What was written to shared memory, or anywhere, is seen by wgmma and bulk copies.
+// What was written to shared memory is seen by wgmma.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void join_warpgroup(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
 // Another meeting point of the block, of `threads`: some wait there, others only say that they have come.
@@ -51,21 +36,7 @@ __device__ __forceinline__ void announce_threads(int barrier, int threads) { asm
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// d (+)= 64 cells by 96 or 48 columns over 32 dims.
-__device__ __forceinline__ void wgmma(int (&d)[48], uint64_t a, uint64_t b, int more) {
-  asm volatile(
-      "{\n\t.reg .pred more;\n\tsetp.ne.b32 more, %50, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n96k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-      "}, %48, %49, more;\n\t}"
-      :
-        "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]),
-        "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
-        "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31]), "+r"(d[32]), "+r"(d[33]), "+r"(d[34]), "+r"(d[35]),
-        "+r"(d[36]), "+r"(d[37]), "+r"(d[38]), "+r"(d[39]), "+r"(d[40]), "+r"(d[41]), "+r"(d[42]), "+r"(d[43]), "+r"(d[44]), "+r"(d[45]), "+r"(d[46]), "+r"(d[47])
-      : "l"(a), "l"(b), "r"(more));
-}
+// d (+)= 64 cells by 48 columns over 32 dims.
 __device__ __forceinline__ void wgmma(int (&d)[24], uint64_t a, uint64_t b, int more) {
   asm volatile(
       "{\n\t.reg .pred more;\n\tsetp.ne.b32 more, %26, 0;\n\t"

@@ -64,10 +64,6 @@ __device__ __forceinline__ void hide(int& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void hide(uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void hide(const int8_t*& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void hide(int (&x)[4]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])); }
-// high:low += x
-__device__ __forceinline__ void add_wide(uint32_t& low, uint32_t& high, uint32_t x) {
-  asm("add.cc.u32 %0, %0, %2;\n\taddc.u32 %1, %1, 0;" : "+r"(low), "+r"(high) : "r"(x));
-}
 
 // ---- shared memory, by its own addresses
 

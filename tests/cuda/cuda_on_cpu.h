@@ -185,7 +185,6 @@ inline void hide(uint32_t&) {}
 inline void hide(const int8_t*&) {}
 inline void hide(int (&)[4]) {}
 inline void still_read(const uint32_t (&)[4]) {}
-inline void add_wide(uint32_t& low, uint32_t& high, uint32_t x) { high += (low += x) < x; }
 
 inline uint32_t shared_address(const void* p) { return machine::shared_place(p); }
 template <class T>
