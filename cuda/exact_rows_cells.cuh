@@ -1,14 +1,11 @@
 // The cells of exact's tiles on cards from sm_80: the union of the lists of neighbouring queries, each cell with a bit per query that sees
 // it, and what a tile needs of each cell: places of its codes, scales, level (docs/numerics.md, section 5). See exact_tile_sm80.h.
 #pragma once
-#include "common.cuh"
 #include "exact_tile_sm80.h"
+#include "exact_tiles.cuh"
 
 namespace strata_pa {
 namespace cuda {
-
-// A cell that has a scale that is not finite has a level that cannot be, with every score that a word holds more than half of it.
-constexpr int kBadLevel = 1000, kLeastLevel = -1000;
 
 // An item's queries: of one sequence, first .. end - 1.
 struct RowsOf {

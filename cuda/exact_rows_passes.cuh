@@ -108,13 +108,12 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          constexpr float magic = kMagic - 128.0f;  // even, so that ties are those of rint; its low bits hold n - 128
           const bool on = ((e & 1 ? mask.y : mask.x) & (e < 2 ? bit0 : bit1)) != 0;
           float y = on ? x[n][e] : kMinusInf;
           top[e >> 1] = fmaxf(top[e >> 1], y);
           y = fmaxf(y, kLowestScore);
-          const float z = __fadd_rn(y, magic);
-          out[e >> 1][n * 2 + (e & 1)] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, __fsub_rn(z, magic))), z)));
+          const float z = __fadd_rn(y, kScoreMagic);
+          out[e >> 1][n * 2 + (e & 1)] = static_cast<uint32_t>(__float_as_int(add_exponent(A::poly(__fsub_rn(y, __fsub_rn(z, kScoreMagic))), z)));
           raised[e >> 1] = __viaddmax_s32(__float_as_int(z), e & 1 ? level.y : level.x, raised[e >> 1]);
         }
       }
@@ -132,7 +131,7 @@ __device__ __forceinline__ void RowsBlock<D, G>::scores() {
       top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], o));
       raised[r] = max(raised[r], __shfl_xor_sync(~0u, raised[r], o));
     }
-    const int level = raised[r] - kMagicBits + 128;
+    const int level = raised[r] - kZeroBits;
     if (level > kBadLevel / 2) state().bad = 1;  // also for a cell that no query sees: that costs time alone
     if (me.t == 0 && top[r] != kMinusInf) {
       atomicMax(&state().tops[0][me.tile * 16 + me.g + 8 * r], ordered(top[r]));

@@ -4,7 +4,6 @@
 // Scores come from int8 wgmma, cells by 3 digits x 16 rows. A score s = n + t is kept as one word, the bits of 2^t with n added to its exponent
 // (less 128), so that any anchor is one more addition to it. Words lie as the warps of the sums read them: [32 cells][8 rows][4 of 8 cells].
 #pragma once
-#include "exact_plain.cuh"
 #include "exact_union.cuh"
 #include "hopper.cuh"
 
@@ -12,13 +11,7 @@ namespace strata_pa {
 namespace cuda {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Of what a word holds; the rest is another kernel's. No score is as low as that of a cell that a row does not see.
-constexpr float kLowestScore = -250.0f, kUnseen = -251.0f;
-constexpr int kLowestAnchor = -100, kHighestAnchor = 140;
-// A score plus this is rounded as by rint (so it is even), and its low bits hold n - 128. As integers such sums have the order of the n: those of kZeroBits + n.
-constexpr float kScoreMagic = kMagic - 128.0f;
-constexpr int kZeroBits = kMagicBits - 128;
-constexpr float kLargestFactor = 0x1p60f;  // no score overflows below it
+constexpr float kUnseen = kLowestScore - 1.0f;  // the score of a cell that a row does not see
 constexpr int64_t kNowhere = INT64_MIN;
 
 extern __shared__ __align__(1024) unsigned char raw_tile[];
@@ -74,7 +67,7 @@ struct TileBlock {
   __device__ bool start(int i) {
     if (p.ids && w.flags[i]) return false;
     State& s = state();
-    const int tid = thread_now(), kv = i % p.n_kv, query = (w.tiles - 1 - i / p.n_kv) * w.queries;  // late queries first: of a dense prompt they are the long ones
+    const int tid = thread_now(), kv = i % p.n_kv, query = first_query_of(p, w, i);
     const int end = min(query + w.queries, p.n_q);
     if (tid == 0) {
       s.query = query, s.end = end, s.kv = kv, s.k = p.k + kv * p.k_stride.head, s.v = p.v + kv * p.v_stride.head, s.bad = 0;
@@ -106,7 +99,7 @@ struct TileBlock {
   // What item i begins with comes to L2: its queries, the records of its first tiles. For 256 threads.
   __device__ void fetch(int i) const {
     if (i >= w.tiles * p.n_kv) return;
-    const int thread = thread_now() & 255, kv = i % p.n_kv, query = (w.tiles - 1 - i / p.n_kv) * w.queries;
+    const int thread = thread_now() & 255, kv = i % p.n_kv, query = first_query_of(p, w, i);
     const int bytes = p.dtype == 0 ? 4 : 2, lines = D * bytes / 128, rows = (min(query + w.queries, p.n_q) - query) * p.heads_per_kv;
     for (int line = thread; line < rows * lines; line += 256) {
       const int row = line / lines;
@@ -126,30 +119,13 @@ struct TileBlock {
       const int row = tid / kLanes + i * kAtOnce;
       float x[8] = {};
       if (row < kAllRows && real(row))
-        with_dtype(p, [&](auto dtype) {
-          const int64_t from = place_of(row, p.q_stride, p.q_head_stride) + part * 8;
-          float y[4];
-          load_q4<decltype(dtype)::value>(p, from, y);
-          x[0] = y[0], x[1] = y[1], x[2] = y[2], x[3] = y[3];
-          load_q4<decltype(dtype)::value>(p, from + 4, y);
-          x[4] = y[0], x[5] = y[1], x[6] = y[2], x[7] = y[3];
-        });
-      float top = 0.0f;
-      bool finite = true;
-#pragma unroll
-      for (int u = 0; u < 8; ++u) top = fmaxf(top, fabsf(x[u])), finite &= is_finite(x[u]);
-#pragma unroll
-      for (int o = 1; o < 8; o <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+        with_dtype(p, [&](auto dtype) { load_q8<decltype(dtype)::value>(p, place_of(row, p.q_stride, p.q_head_stride) + part * 8, x); });
+      bool finite;
+      const float top = group_top<8>(x, finite);
       const float factor = __fmul_rn(__fmul_rn(top, kInv127), p.score_scale), scale = A::digit_scale(top);
       if (!finite || !(fabsf(factor) < kLargestFactor)) state().bad = 1;
       uint32_t digit[3][2] = {};
-#pragma unroll
-      for (int u = 0; u < 8; ++u) {
-        const int low = A::fixed(x[u], scale), middle = low + (kBiasExact & 255), high = low + kBiasExact;
-        digit[0][u >> 2] |= (high >> 16 & 255u) << 8 * (u & 3);
-        digit[1][u >> 2] |= (middle >> 8 & 255u) << 8 * (u & 3);
-        digit[2][u >> 2] |= (low & 255u) << 8 * (u & 3);
-      }
+      digits_of(x, scale, digit);
       if (row >= kAllRows) continue;
       const int r = row % tile::kRows, chunk = (part & 15) >> 1, block = row / tile::kRows;
       unsigned char* const to = raw_tile + block * kBlockDigits + (part >> 4) * (3 * tile::kRows * 128) + ((chunk ^ r) & 7) * 16 + (part & 1) * 8;

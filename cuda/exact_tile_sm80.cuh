@@ -5,7 +5,6 @@
 // 2^t with n added to its exponent (less 128), so that any anchor is one more addition to it. The words lie as the MMA fragments of the sums want them: two
 // neighbouring 8-cell tiles of scores make four neighbouring words of a thread. The sums are four int32 planes per output.
 #pragma once
-#include "exact_plain.cuh"
 #include "exact_rows_cells.cuh"
 
 namespace strata_pa {
@@ -18,9 +17,6 @@ __device__ __forceinline__ uint32_t ordered(float x) {
   return static_cast<uint32_t>(i ^ ((i >> 31) | 0x80000000));
 }
 __device__ __forceinline__ float from_ordered(uint32_t u) { return __int_as_float(static_cast<int>(u & 0x80000000u ? u ^ 0x80000000u : ~u)); }
-
-constexpr float kLowestScore = -250.0f, kLowestAnchor = -100.0f, kHighestAnchor = 140.0f;  // of what a word holds; the rest is another kernel's
-constexpr float kLargestFactor = 0x1p60f;  // no score overflows below it
 
 extern __shared__ __align__(128) unsigned char raw_rows[];
 
@@ -124,30 +120,13 @@ struct RowsBlock {
       const int row = tid / kLanes + i * (kThreads / kLanes);
       float x[8] = {};
       if (real(row))
-        with_dtype(p, [&](auto dtype) {
-          const int64_t from = place(row, p.q_stride, p.q_head_stride) + at * 8;
-          float y[4];
-          load_q4<decltype(dtype)::value>(p, from, y);
-          x[0] = y[0], x[1] = y[1], x[2] = y[2], x[3] = y[3];
-          load_q4<decltype(dtype)::value>(p, from + 4, y);
-          x[4] = y[0], x[5] = y[1], x[6] = y[2], x[7] = y[3];
-        });
-      float top = 0.0f;
-      bool finite = true;
-#pragma unroll
-      for (int u = 0; u < 8; ++u) top = fmaxf(top, fabsf(x[u])), finite &= is_finite(x[u]);
-#pragma unroll
-      for (int o = 1; o < G / 8; o <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+        with_dtype(p, [&](auto dtype) { load_q8<decltype(dtype)::value>(p, place(row, p.q_stride, p.q_head_stride) + at * 8, x); });
+      bool finite;
+      const float top = group_top<G / 8>(x, finite);
       const float factor = __fmul_rn(__fmul_rn(top, kInv127), p.score_scale), scale = A::digit_scale(top);
       if (!finite || !(fabsf(factor) < kLargestFactor)) state().bad = 1;
       uint32_t digit[3][2] = {};
-#pragma unroll
-      for (int u = 0; u < 8; ++u) {
-        const int low = A::fixed(x[u], scale), middle = low + (kBiasExact & 255), high = low + kBiasExact;
-        digit[0][u >> 2] |= (high >> 16 & 255u) << 8 * (u & 3);
-        digit[1][u >> 2] |= (middle >> 8 & 255u) << 8 * (u & 3);
-        digit[2][u >> 2] |= (low & 255u) << 8 * (u & 3);
-      }
+      digits_of(x, scale, digit);
 #pragma unroll
       for (int d = 0; d < 3; ++d) *reinterpret_cast<uint2*>(stages() + kDigits + (d * kRows + row) * kRowBytes + at * 8) = make_uint2(digit[d][0], digit[d][1]);
       if (at % (G / 8) == 0) state().factors[at / (G / 8)][row] = factor;

@@ -15,7 +15,7 @@ __device__ __forceinline__ void rest_kernel(const Params& p, const Tiles& w) {
   if (threadIdx.x == 0) next = static_cast<int>(blockIdx.x) * w.queries;
   while (true) {
     __syncthreads();
-    const int j = next, item = j / w.queries, nth = j % w.queries, index = (w.tiles - 1 - item / p.n_kv) * w.queries + nth;
+    const int j = next, item = j / w.queries, nth = j % w.queries, index = first_query_of(p, w, item) + nth;
     if (item >= w.tiles * p.n_kv) return;
     const bool left = w.flags[item] != 0;
     __syncthreads();

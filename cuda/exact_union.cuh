@@ -1,11 +1,14 @@
 // The cells of exact's tiles: the union of the lists of neighbouring queries, each cell with a bit per query that sees it, and what a tile
 // needs of each: places of its codes, scales, level (docs/numerics.md, section 5). See tile_launch.h.
 #pragma once
-#include "common.cuh"
+#include "exact_tiles.cuh"
 #include "tile_launch.h"
 
 namespace strata_pa {
 namespace cuda {
+
+// Late queries first: of a dense prompt they are the long ones.
+__device__ __forceinline__ int first_query_of(const Params& p, const Tiles& w, int item) { return (w.tiles - 1 - item / p.n_kv) * w.queries; }
 
 // The cells that a query may see.
 struct Span {
@@ -16,9 +19,6 @@ struct Span {
     first = p.window_left >= 0 && pos > p.window_left ? pos - p.window_left : 0;
   }
 };
-
-// A cell that has a scale that is not finite has a level that cannot be.
-constexpr int kBadLevel = 1000, kLeastLevel = -1000;
 
 // A cell's place among the words of its 16: a thread of the scores holds cells i and i + 8 and stores them side by side.
 __device__ __forceinline__ int word_place(int i) { return (i & ~15) + (i & 7) * 2 + (i >> 3 & 1); }
@@ -146,7 +146,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   constexpr int kThreads = tile::kUnionThreads, kWarps = kThreads / 32, kWidth = 8 << size;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int heads = w.heads, item = static_cast<int>(blockIdx.x) * heads;
-  const int kv = item % p.n_kv, first_query = (w.tiles - 1 - item / p.n_kv) * w.queries, end_query = min(first_query + w.queries, p.n_q);
+  const int kv = item % p.n_kv, first_query = first_query_of(p, w, item), end_query = min(first_query + w.queries, p.n_q);
   const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
   unsigned char* const records = w.records + item * apart;
   uint32_t* const words = reinterpret_cast<uint32_t*>(seen);
