@@ -13,8 +13,8 @@ constexpr int kFp32Threads = 64, kChunk = 64, kPair = 2 * kChunk;
 template <int D, int R>
 struct Fp32Shared {
   float4* q;        // [D / 4][R], times c
-  float* e;         // [128][R]: scores, then weights
-  float* partial;   // [2][2 R][threads]: sums of 32 and of 64 dims
+  float* e;         // [128][R]: weights; while there are scores, their sums of 128 dims, as in partial
+  float4* partial;  // [2][R / 2][threads]: sums of 32 and of 64 dims, a lane's four entries of a row together
   int64_t *k_at, *v_at;      // [128]: where the entry's row lies in k and v
   float *k_scale, *v_scale;  // [128][groups], 0 where masked
   float *top, *sum, *alpha;  // [2][16]: of a chunk
@@ -26,7 +26,7 @@ struct Fp32Shared {
     auto floats = [&take](int n) { return reinterpret_cast<float*>(take(n * 4)); };
     q = reinterpret_cast<float4*>(take(D * R * 4));
     e = floats(kPair * R);
-    partial = floats(2 * 2 * R * kFp32Threads);
+    partial = reinterpret_cast<float4*>(take(2 * 2 * R * kFp32Threads * 4));
     k_at = reinterpret_cast<int64_t*>(take(kPair * 8));
     v_at = reinterpret_cast<int64_t*>(take(kPair * 8));
     top = floats(2 * 16);
@@ -102,36 +102,53 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
   for (int start = begin; start < count; start += kPair) {
     forget();
     uint32_t visible[2];
+    bool there[2];
+    const uint16_t *k_scales[2], *v_scales[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int slot = warp * kChunk + c * 32 + lane;
       Place at = query.place(p, cell[c], physical[c]);
-      const bool seen = at.page >= 0;
-      visible[c] = __ballot_sync(~0u, seen);
+      there[c] = at.page >= 0;
+      visible[c] = __ballot_sync(~0u, there[c]);
       at.page = max(at.page, 0);  // a masked entry: the codes of some cell with the scale 0
       sh.k_at[slot] = offset(p.k_stride, at);
       sh.v_at[slot] = offset(p.v_stride, at);
-      const uint16_t* k_scale = sh.from->k_scale + offset(p.k_scale_stride, at);
-      const uint16_t* v_scale = sh.from->v_scale + offset(p.v_scale_stride, at);
-      bool finite = true;
-      for (int g = 0; g < groups; ++g) {
-        const uint16_t k = seen ? __ldg(k_scale + g) : uint16_t{0}, v = seen ? __ldg(v_scale + g) : uint16_t{0};
+      k_scales[c] = sh.from->k_scale + offset(p.k_scale_stride, at);
+      v_scales[c] = sh.from->v_scale + offset(p.v_scale_stride, at);
+      raw[c] = query.raw(p, start + kPair + slot);
+    }
+    bool finite = true;
+#pragma unroll 4
+    for (int g = 0; g < groups; ++g)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {  // both entries' loads are on their way together
+        const int slot = warp * kChunk + c * 32 + lane;
+        const uint16_t k = there[c] ? __ldg(k_scales[c] + g) : uint16_t{0}, v = there[c] ? __ldg(v_scales[c] + g) : uint16_t{0};
         finite &= half_is_finite(k) && half_is_finite(v);
         sh.k_scale[slot * groups + g] = half_to_float(k);
         sh.v_scale[slot * groups + g] = half_to_float(v);
       }
-      if (!finite)
-        for (int row = 0; row < 16; ++row) atomicOr(sh.bad + row, 1);
-      raw[c] = query.raw(p, start + kPair + slot);
-    }
+    if (!finite)
+      for (int row = 0; row < 16; ++row) atomicOr(sh.bad + row, 1);
     __syncwarp();
 
-    // Scores: blocks of 16 dims, added in pairs: sums of 32 dims in registers, longer ones through shared memory.
+    // Scores: blocks of 16 dims, added in pairs: sums of 32 dims in registers, longer ones through shared memory. Words are loaded a block ahead.
     float s[4][H];
     const int first_slot = warp * kChunk + column;
-    float* e = sh.e + first_slot * R + half * H;  // this lane's weights, and sums of 128 dims before
+    float4* const of_32 = sh.partial + tid;
+    float4* const of_64 = of_32 + H * kFp32Threads;
+    float4* const of_128 = reinterpret_cast<float4*>(sh.e) + tid;
+    const int8_t* k[4];
+    uint4 next[4];
+    auto fetch = [&](int d) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) next[c] = __ldg(reinterpret_cast<const uint4*>(k[c] + d));
+    };
+#pragma unroll
+    for (int c = 0; c < 4; ++c) k[c] = sh.from->k + sh.k_at[first_slot + 16 * c];
+    fetch(0);
 #pragma unroll 1
-    for (int d = 0; d < D; d += 32) {
+    for (int d = start + warp * kChunk < count ? 0 : D; d < D; d += 32) {  // a chunk without entries may have any: all are masked
       float scale[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) scale[c] = sh.k_scale[(first_slot + 16 * c) * groups + (d >> group_log2)];
@@ -140,9 +157,9 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
         uint32_t word[4][4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const uint4 x = __ldg(reinterpret_cast<const uint4*>(sh.from->k + sh.k_at[first_slot + 16 * c] + d + block * 16));
-          word[c][0] = x.x, word[c][1] = x.y, word[c][2] = x.z, word[c][3] = x.w;
+          word[c][0] = next[c].x, word[c][1] = next[c].y, word[c][2] = next[c].z, word[c][3] = next[c].w;
         }
+        fetch((d + block * 16 + 16) & (D - 1));  // at the end the first ones again
         float b[4][H];
 #pragma unroll
         for (int r = 0; r < H; ++r) b[0][r] = b[1][r] = b[2][r] = b[3][r] = 0.0f;
@@ -164,36 +181,56 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
 #pragma unroll
           for (int r = 0; r < H; ++r) s[c][r] = block ? __fadd_rn(s[c][r], b[c][r]) : b[c][r];
       }
+      // A round's sums are all loaded before the first is needed.
+      auto keep = [&](float4* at) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c)
+        for (int r = 0; r < H; ++r) at[r * kFp32Threads] = make_float4(s[0][r], s[1][r], s[2][r], s[3][r]);
+      };
+      auto load = [&](float (&x)[4][H], const float4* at) {
 #pragma unroll
         for (int r = 0; r < H; ++r) {
-          float& x = s[c][r];
-          float& of_32 = sh.partial[(c * H + r) * kFp32Threads + tid];
-          float& of_64 = sh.partial[(2 * R + c * H + r) * kFp32Threads + tid];
-          float& of_128 = e[16 * c * R + r];
-          auto last = [&](float lower) {  // of_32 keeps what the sum rounds away
-            const float sum = __fadd_rn(lower, x), u = __fsub_rn(sum, lower);
-            of_32 = __fadd_rn(__fsub_rn(lower, __fsub_rn(sum, u)), __fsub_rn(x, u));
-            x = sum;
-          };
-          if (!(d & 32)) {
-            of_32 = x;
-          } else if (D == 64) {
-            last(of_32);
-          } else {
-            x = __fadd_rn(of_32, x);
-            if (!(d & 64)) {
-              of_64 = x;
-            } else if (D == 128) {
-              last(of_64);
-            } else {
-              x = __fadd_rn(of_64, x);
-              if (!(d & 128)) of_128 = x;
-              else last(of_128);
-            }
-          }
+          const float4 y = at[r * kFp32Threads];
+          x[0][r] = y.x, x[1][r] = y.y, x[2][r] = y.z, x[3][r] = y.w;
         }
+      };
+      auto each = [&](auto f) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+#pragma unroll
+          for (int r = 0; r < H; ++r) f(c, r);
+      };
+      auto add = [&](const float4* lower) {
+        float x[4][H];
+        load(x, lower);
+        each([&](int c, int r) { s[c][r] = __fadd_rn(x[c][r], s[c][r]); });
+      };
+      auto last = [&](const float4* lower) {  // of_32 keeps what the sum rounds away
+        float x[4][H], low[4][H];
+        load(x, lower);
+        each([&](int c, int r) {
+          const float sum = __fadd_rn(x[c][r], s[c][r]), u = __fsub_rn(sum, x[c][r]);
+          low[c][r] = __fadd_rn(__fsub_rn(x[c][r], __fsub_rn(sum, u)), __fsub_rn(s[c][r], u));
+          s[c][r] = sum;
+        });
+#pragma unroll
+        for (int r = 0; r < H; ++r) of_32[r * kFp32Threads] = make_float4(low[0][r], low[1][r], low[2][r], low[3][r]);
+      };
+      if (!(d & 32)) {
+        keep(of_32);
+      } else if (D == 64) {
+        last(of_32);
+      } else {
+        add(of_32);
+        if (!(d & 64)) {
+          keep(of_64);
+        } else if (D == 128) {
+          last(of_64);
+        } else {
+          add(of_64);
+          if (!(d & 128)) keep(of_128);
+          else last(of_128);
+        }
+      }
     }
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -203,9 +240,10 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
     }
 
     forget();
-    // The chunk's maxima; the lane of column r keeps those of row half * H + r.
-    float top = kMinusInf;
+    // The chunk's maxima; the lane of column r keeps those of row half * H + r. Rows side by side, without branches: their latencies overlap.
+    float tops[H], top = kMinusInf;
     bool seen[4];
+    uint32_t bad = 0;
 #pragma unroll
     for (int c = 0; c < 4; ++c) seen[c] = visible[c >> 1] >> (column + 16 * (c & 1)) & 1;
 #pragma unroll
@@ -214,42 +252,57 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
       bool finite = true;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
+        const float n = rintf(s[c][r]);
         finite &= !seen[c] || is_finite(s[c][r]);
-        x = fmaxf(x, seen[c] ? rintf(s[c][r]) : kMinusInf);
+        x = fmaxf(x, seen[c] ? n : kMinusInf);
       }
-      if (!finite) atomicOr(sh.bad + half * H + r, 2);
-#pragma unroll
-      for (int o = 8; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
-      if (column == r) top = x;
+      bad |= finite ? 0u : 1u << r;
+      tops[r] = x;
     }
+#pragma unroll
+    for (int o = 8; o; o >>= 1)
+#pragma unroll
+      for (int r = 0; r < H; ++r) tops[r] = fmaxf(tops[r], __shfl_xor_sync(~0u, tops[r], o));
+#pragma unroll
+    for (int r = 0; r < H; ++r)
+      if (column == r) top = tops[r];
+    if (bad)
+      for (int r = 0; r < H; ++r)
+        if (bad >> r & 1) atomicOr(sh.bad + half * H + r, 2);
     const int own = half * H + min(column, H - 1);
     if (column < H) sh.top[warp * 16 + own] = top;
     __syncthreads();
     const float m0 = fmaxf(m, sh.top[own]), m1 = fmaxf(m0, sh.top[16 + own]), here = warp ? m1 : m0;
     const float alpha = shift(1.0f, warp ? __fsub_rn(m0, m1) : __fsub_rn(m, m0));  // 0 also where both are -inf
     m = m1;
-    float total = 0.0f;
-    e = sh.e + (warp * kChunk + column) * R + half * H;
+    float* const e = sh.e + (warp * kChunk + column) * R + half * H;
+    float sums[H], total = 0.0f;
 #pragma unroll
     for (int r0 = 0; r0 < H; r0 += 2) {
 #pragma unroll
       for (int r = r0; r < r0 + 2; ++r) {
         const float anchor = __shfl_sync(~0u, here, (lane & 16) + r);
+        const float4 low4 = sh.partial[tid + r * kFp32Threads];
+        const float lows[4] = {low4.x, low4.y, low4.z, low4.w};
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const float x = s[c][r], n = rintf(x), low = fabsf(x) < 65536.0f ? sh.partial[(c * H + r) * kFp32Threads + tid] : 0.0f;
-          s[c][r] = seen[c] ? shift(A::poly(__fadd_rn(__fsub_rn(x, n), low)), __fsub_rn(n, anchor)) : 0.0f;
+          const float x = s[c][r], n = rintf(x), low = fabsf(x) < 65536.0f ? lows[c] : 0.0f;
+          const float weight = shift(A::poly(__fadd_rn(__fsub_rn(x, n), low)), __fsub_rn(n, anchor));
+          s[c][r] = seen[c] ? weight : 0.0f;
         }
-        float sum = __fadd_rn(__fadd_rn(s[0][r], s[2][r]), __fadd_rn(s[1][r], s[3][r]));
-        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 8));
-        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
-        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 4));
-        if (column == r) total = sum;
+        sums[r] = __fadd_rn(__fadd_rn(s[0][r], s[2][r]), __fadd_rn(s[1][r], s[3][r]));
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) *reinterpret_cast<float2*>(e + 16 * c * R + r0) = make_float2(s[c][r0], s[c][r0 + 1]);
     }
+    constexpr int kSumOrder[4] = {8, 1, 2, 4};
+#pragma unroll
+    for (int o = 0; o < 4; ++o)
+#pragma unroll
+      for (int r = 0; r < H; ++r) sums[r] = __fadd_rn(sums[r], __shfl_xor_sync(~0u, sums[r], kSumOrder[o]));
+#pragma unroll
+    for (int r = 0; r < H; ++r)
+      if (column == r) total = sums[r];
     if (column < H) {
       sh.sum[warp * 16 + own] = total;
       sh.alpha[warp * 16 + own] = alpha;
@@ -280,28 +333,31 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
           word[j] = next[j];
           next[j] = __ldg(reinterpret_cast<const uint32_t*>(v + v_at[ahead + j]));
         }
+        // All four entries' weights first: where a load has to wait for registers, the compiler orders fma's by loads and not by what their operands share.
+        float e[4][kRows], y[4][4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int slot = chunk * kChunk + j0 + j;
           const float scale = v_scale[slot * groups];
-          float y[4], e[kRows];
-          dequantize(y, word[j], scale, __fmul_rn(kMinusBias, scale));
+          dequantize(y[j], word[j], scale, __fmul_rn(kMinusBias, scale));
           const float* from = sh.e + slot * R + first_row();
           if constexpr (kRows % 4 == 0) {
 #pragma unroll
             for (int r = 0; r < kRows; r += 4) {
               const float4 z = *reinterpret_cast<const float4*>(from + r);
-              e[r] = z.x, e[r + 1] = z.y, e[r + 2] = z.z, e[r + 3] = z.w;
+              e[j][r] = z.x, e[j][r + 1] = z.y, e[j][r + 2] = z.z, e[j][r + 3] = z.w;
             }
           } else {
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) e[r] = from[r];
+            for (int r = 0; r < kRows; ++r) e[j][r] = from[r];
           }
-#pragma unroll
-          for (int r = 0; r < kRows; ++r)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) x[r][i] = __fmaf_rn(e[r], y[i], x[r][i]);
         }
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) x[r][i] = __fmaf_rn(e[j][r], y[j][i], x[r][i]);
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -344,14 +400,10 @@ __device__ __forceinline__ void fp32_kernel(const Params& p) {
 
 using strata_pa::cuda::Params;
 
-// Blocks per processor: what registers allow without a spill, where shared memory allows more than four.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int kMostBlocks = 6;
-#else
-constexpr int kMostBlocks = 4;
-#endif
+// Blocks per processor. Fewer than registers would allow for many rows: only with registers to spare can the compiler load ahead and
+// keep the operands of an fma in different banks, whose reads bind before anything else does.
 template <int D, int R>
-constexpr int kBlocks = R == 16 ? 4 : D * R == 256 * 12 ? kMostBlocks : 6;
+constexpr int kBlocks = R == 16 || (R == 12 && D > 64) ? 4 : R == 4 ? 8 : 6;
 
 #define STRATA_PA_FP32(D, R) \
   extern "C" __global__ void __launch_bounds__(64, kBlocks<D, R>) strata_fp32_d##D##_r##R(const __grid_constant__ Params p) { strata_pa::cuda::fp32_kernel<D, R>(p); }

@@ -156,6 +156,20 @@ def test_random_problems(card, spec, dtype, repeats):
 
 
 @general
+@pytest.mark.parametrize("dim_group", [(64, 32), (128, 64), (256, 64)])
+@pytest.mark.parametrize("n_rep", [3, 8, 12, 16])
+def test_lists_that_end_with_a_chunk(card, dim_group, n_rep):
+    """fp32 takes two chunks of 64 entries at a time, one per warp: rows of 319 to 322 entries, 127 to 129, 63 to 65."""
+    spec = {
+        "seed": 12, "dim_group": dim_group, "n_kv": 2, "n_rep": n_rep, "page_size": 16, "layout": "HND",
+        "sequences": [(4, 322), (3, 129), (3, 65)], "absent": 0.05, "causal": True, "window_left": -1, "lists": None, "granularity": 1,
+        "cap": 1, "widths": False, "varlen": True,
+    }  # fmt: skip
+    q, kv, options = build_lists(spec, True)
+    check(card, q, kv, "fp32", options)
+
+
+@general
 @pytest.mark.parametrize("dim_group", [(64, 32), *marked_slow((128, 64), (256, 64))])
 @pytest.mark.parametrize(
     ("lists", "processors", "plan"),
