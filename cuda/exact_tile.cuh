@@ -4,6 +4,8 @@
 // Scores come from int8 wgmma, cells by 3 digits x 16 rows. A score s = n + t is kept as one word, the bits of 2^t with n added to its exponent
 // (less 128), so that any anchor is one more addition to it. Words lie as the warps of the sums read them: [32 cells][8 rows][4 of 8 cells].
 #pragma once
+#include <cstddef>
+
 #include "exact_union.cuh"
 #include "hopper.cuh"
 
@@ -18,22 +20,23 @@ extern __shared__ __align__(1024) unsigned char raw_tile[];
 
 template <int D>
 struct TileBlock {
-  static constexpr int kBlocks = tile::row_blocks(D), kAllRows = kBlocks * tile::kRows, kGroups = D / 64, kHalves = tile::halves(D);
-  static constexpr int kCodes = tile::code_bytes(D), kExtras = tile::kExtraBytes, kStep = 4 / kBlocks;  // kStep: warpgroups of the same rows
-  static constexpr int kBlockDigits = kHalves * 3 * tile::kRows * 128, kUnitBytes = kBlocks * tile::kWordBytes / 2;
-  static constexpr int kDigits = tile::digit_bytes(D), kValues = tile::first_bytes(D), kPlaces = tile::places_at(D), kState = tile::state_at(D);  // places in shared memory
-  static constexpr int kPasses = D == 256 ? 2 : 1;  // of the sums, of two groups each
+  static constexpr int kRows = tile::kRows, kGroups = D / 64, kAtOnce = tile::at_once(D), kThreads = tile::threads(D), kWarps = kThreads / 32;
+  static constexpr int kCodes = tile::code_bytes(D), kExtras = tile::kExtraBytes, kUnitBytes = tile::kWordBytes / 2;
+  static constexpr int kStep = kThreads / 128, kScoreStages = tile::score_stages(D);  // kStep: warpgroups
+  static constexpr int kMakers = tile::makers(D), kWeightBytes = tile::weight_bytes(D), kWeightSlots = tile::weight_slots(D), kGroupWeights = 4 * kRows * 32;
+  static constexpr int kDigits = tile::digit_bytes(D), kStaged = tile::staged_at(D), kValues = tile::first_bytes(D), kPlaces = tile::places_at(D), kState = tile::state_at(D);  // places in shared memory
+  static constexpr int kPasses = kGroups / kAtOnce;  // of the sums
 
   struct State {
-    float4 factors[kBlocks][kGroups][3][4];  // of rows 2t, 2t + 1, 8 + 2t, 9 + 2t of 16
-    uint4 bits[kBlocks][3][4];               // of a cell's mask, laid out alike
-    uint32_t chunk_bits[kBlocks * 3];        // of 16 rows together
-    int4 anchors[kAllRows];                  // what to add to a word and the least sum, for W and for L
-    float units[kAllRows], tops[kAllRows];   // 2^b; the anchor
-    unsigned long long sums[kAllRows];
-    int64_t out_at[kAllRows];                // the row in out, or kNowhere
-    unsigned long long full[tile::kWeightSlots], empty[tile::kWeightSlots];
-    const unsigned char* records;  // the item's
+    float4 factors[kGroups][3][4];  // of rows 2t, 2t + 1, 8 + 2t, 9 + 2t of 16
+    uint4 bits[3][4];               // of a cell's mask, laid out alike
+    uint32_t chunk_bits[3];         // of 16 rows together
+    int4 anchors[kRows];            // what to add to a word and the least sum, for W and for L
+    float units[kRows], tops[kRows];  // 2^b; the anchor
+    unsigned long long sums[kRows];
+    int64_t out_at[kRows];          // the row in out, or kNowhere
+    unsigned long long full[kWeightSlots], empty[kWeightSlots];
+    alignas(16) const unsigned char* records;  // the item's
     const int8_t *k, *v;           // of its KV head
     int query, end, kv;            // its queries, its KV head
     int nt;                        // its tiles of 64 cells
@@ -44,8 +47,10 @@ struct TileBlock {
     int place;  // of how many tiles the block has made the weights, modulo two uses of their slots
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
-  using Tops = int[2][16][tile::kRows];  // per warp: kZeroBits + greatest n, greatest n + level; where V's codes come later
-  static_assert(sizeof(Tops) <= 2 * tile::kValueSlots * tile::kValueBytes, "");
+  static_assert(offsetof(State, k) == offsetof(State, records) + 8, "");
+  static __device__ __forceinline__ uint64_t pointer_of(int low, int high) { return uint64_t{static_cast<uint32_t>(high)} << 32 | static_cast<uint32_t>(low); }
+  using Tops = int[2][kWarps][kRows];  // per warp: kZeroBits + greatest n, greatest n + level; where V's codes come later
+  static_assert(sizeof(Tops) <= kAtOnce * tile::kValueSlots * tile::kValueBytes, "");
   static __device__ __forceinline__ Tops& tops() { return *reinterpret_cast<Tops*>(raw_tile + kValues); }
   static __device__ __forceinline__ State& state() { return *reinterpret_cast<State*>(raw_tile + kState); }
 
@@ -84,24 +89,24 @@ struct TileBlock {
         s.records = w.records + (static_cast<int64_t>(kv) * w.record_tiles + (first_cell >> 6)) * tile::kRecordBytes;
       }
     }
-    if (tid < kAllRows) {
-      const int row = tid % tile::kRows, place = (row >> 3 & 1) * 2 + (row & 1), nth = tid / p.heads_per_kv;
-      reinterpret_cast<uint32_t*>(&s.bits[tid / tile::kRows][row >> 4][row >> 1 & 3])[place] = nth < end - query ? 1u << nth : 0;
+    if (tid < kRows) {
+      const int place = (tid >> 3 & 1) * 2 + (tid & 1), nth = tid / p.heads_per_kv;
+      reinterpret_cast<uint32_t*>(&s.bits[tid >> 4][tid >> 1 & 3])[place] = nth < end - query ? 1u << nth : 0;
       s.sums[tid] = 0;
     }
-    if (tid < kBlocks * 3) {  // of rows 16 tid .. 16 tid + 15
+    if (tid < 3) {  // of rows 16 tid .. 16 tid + 15
       const int first = tid * 16 / p.heads_per_kv, last = min((tid * 16 + 15) / p.heads_per_kv, end - query - 1);
       s.chunk_bits[tid] = last < first ? 0 : (last < 31 ? (2u << last) - 1 : ~0u) & ~((1u << first) - 1);
     }
     return true;
   }
 
-  // What item i begins with comes to L2: its queries, the records of its first tiles. For 256 threads.
+  // What item i begins with comes to L2: its queries, the records of its first tiles. For half of the block.
   __device__ void fetch(int i) const {
     if (i >= w.tiles * p.n_kv) return;
-    const int thread = thread_now() & 255, kv = i % p.n_kv, query = first_query_of(p, w, i);
+    const int thread = thread_now() & (kThreads / 2 - 1), kv = i % p.n_kv, query = first_query_of(p, w, i);
     const int bytes = p.dtype == 0 ? 4 : 2, lines = D * bytes / 128, rows = (min(query + w.queries, p.n_q) - query) * p.heads_per_kv;
-    for (int line = thread; line < rows * lines; line += 256) {
+    for (int line = thread; line < rows * lines; line += kThreads / 2) {
       const int row = line / lines;
       const int64_t at = (query + row / p.heads_per_kv) * p.q_stride + (kv * p.heads_per_kv + row % p.heads_per_kv) * p.q_head_stride;
       prefetch_l2(static_cast<const unsigned char*>(p.q) + at * bytes + line % lines * 128);
@@ -112,13 +117,13 @@ struct TileBlock {
 
   // Digits of q as wgmma's second matrices: of each 16 rows h, l and m; halves of 128 dims.
   __device__ void digits() {
-    constexpr int kLanes = D / 8, kAtOnce = tile::kThreads / kLanes;  // lanes of a row, rows at once
+    constexpr int kLanes = D / 8, kTogether = kThreads / kLanes;  // lanes of a row, rows at once
     const int tid = thread_now(), part = tid % kLanes;
 #pragma unroll 1
-    for (int i = 0; i < (kAllRows + kAtOnce - 1) / kAtOnce; ++i) {
-      const int row = tid / kLanes + i * kAtOnce;
+    for (int i = 0; i < (kRows + kTogether - 1) / kTogether; ++i) {
+      const int row = tid / kLanes + i * kTogether;
       float x[8] = {};
-      if (row < kAllRows && real(row))
+      if (row < kRows && real(row))
         with_dtype(p, [&](auto dtype) { load_q8<decltype(dtype)::value>(p, place_of(row, p.q_stride, p.q_head_stride) + part * 8, x); });
       bool finite;
       const float top = group_top<8>(x, finite);
@@ -126,12 +131,12 @@ struct TileBlock {
       if (!finite || !(fabsf(factor) < kLargestFactor)) state().bad = 1;
       uint32_t digit[3][2] = {};
       digits_of(x, scale, digit);
-      if (row >= kAllRows) continue;
-      const int r = row % tile::kRows, chunk = (part & 15) >> 1, block = row / tile::kRows;
-      unsigned char* const to = raw_tile + block * kBlockDigits + (part >> 4) * (3 * tile::kRows * 128) + ((chunk ^ r) & 7) * 16 + (part & 1) * 8;
+      if (row >= kRows) continue;
+      const int chunk = (part & 15) >> 1;
+      unsigned char* const to = raw_tile + (part >> 4) * (3 * kRows * 128) + ((chunk ^ row) & 7) * 16 + (part & 1) * 8;
 #pragma unroll
-      for (int d = 0; d < 3; ++d) *reinterpret_cast<uint2*>(to + ((r >> 4) * 48 + d * 16 + (r & 15)) * 128) = make_uint2(digit[d][0], digit[d][1]);
-      if ((part & 7) == 0) reinterpret_cast<float*>(&state().factors[block][part >> 3][r >> 4][r >> 1 & 3])[(r >> 3 & 1) * 2 + (r & 1)] = factor;
+      for (int d = 0; d < 3; ++d) *reinterpret_cast<uint2*>(to + ((row >> 4) * 48 + d * 16 + (row & 15)) * 128) = make_uint2(digit[d][0], digit[d][1]);
+      if ((part & 7) == 0) reinterpret_cast<float*>(&state().factors[part >> 3][row >> 4][row >> 1 & 3])[(row >> 3 & 1) * 2 + (row & 1)] = factor;
     }
   }
 
@@ -152,14 +157,29 @@ struct TileBlock {
         }
       }
     }
+    // From shared memory.
+    __device__ __forceinline__ Cells(uint32_t at, int thread) {
+      at += (thread & 127) / kChunks * (kOwn * 4);
+      if constexpr (kOwn == 2) {
+        load_shared2(place[0], place[1], at);
+      } else {
+#pragma unroll
+        for (int u = 0; u < kOwn; u += 4) {
+          int a[4];
+          load_shared4(a, at + u * 4);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) place[u + e] = a[e];
+        }
+      }
+    }
   };
   // Laid out as matrix() says, in halves of 128 dims.
-  static __device__ __forceinline__ void copy_codes(uint32_t to, const int8_t* pool, const Cells& cells, int thread) {
-    const int chunk = thread % kChunks, first = (thread & 127) / kChunks * kOwn;
+  static __device__ __forceinline__ void copy_codes(uint32_t to, const int8_t* pool, const Cells& cells, int thread, int condition) {
+    const int chunk = thread & (kChunks - 1), first = (thread & 127) / kChunks * kOwn;
     const int8_t* const from = pool + chunk * 16;
     to += (chunk >> 3) * 8192 + first * 128 + ((chunk ^ first) & 7) * 16;
 #pragma unroll
-    for (int u = 0; u < kOwn; ++u) copy16((to ^ u * 16) + u * 128, sixteenths(from, cells.place[u]));  // 128 divides what the codes begin at
+    for (int u = 0; u < kOwn; ++u) copy16_if((to ^ u * 16) + u * 128, sixteenths(from, cells.place[u]), condition);  // 128 divides what the codes begin at
   }
 
   // Bits of the queries that may see a cell by its number.
@@ -174,11 +194,11 @@ struct TileBlock {
     return mask;
   }
 
-  // Which 16 rows of a block see one of the cells that the lanes of the warp have the masks of: a bit each.
-  static __device__ __forceinline__ uint32_t active_rows(uint32_t mask, int block) {
+  // Which 16 rows see one of the cells that the lanes of the warp have the masks of: a bit each.
+  static __device__ __forceinline__ uint32_t active_rows(uint32_t mask) {
     uint32_t active = 0;
 #pragma unroll
-    for (int i = 0; i < 3; ++i) active |= mask & state().chunk_bits[block * 3 + i] ? 1u << i : 0;
+    for (int i = 0; i < 3; ++i) active |= mask & state().chunk_bits[i] ? 1u << i : 0;
     return __reduce_or_sync(~0u, active);
   }
 
@@ -186,74 +206,78 @@ struct TileBlock {
   // run while those of another are joined. 16 rows that see none of a tile's cells are left out.
   __device__ void scores() {
     constexpr int kSteps = 3 * kGroups;
-    const int thread = thread_now(), group = uniform(thread >> 7), lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3, block = group % kBlocks;
+    const int thread = thread_now(), group = uniform(thread >> 7), lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
     const int pair = (thread & 127) >> 2;  // cells g and g + 8 of the warp's 16, which lie side by side in the record
     const int nt = uniform(kept().nt), all = uniform(kept().all), inner_first = uniform(kept().inner_first), inner_end = uniform(kept().inner_end);
-    auto codes_at = [&](int odd) { return shared_address(raw_tile) + kDigits + (group * 2 + odd) * kCodes; };
-    auto extras_at = [&](int odd) { return kDigits + tile::kScoreStages * kCodes + (group * 2 + odd) * kExtras; };
+    const uint32_t shared = uniform(shared_address(raw_tile));
+    const uint32_t codes = shared + kDigits + group * (2 * kCodes), extras = shared + kDigits + kScoreStages * kCodes + group * (2 * kExtras);
+    const uint32_t first_a = place_of_matrix(codes);
     int top[12], raised[12];
 #pragma unroll
     for (int u = 0; u < 12; ++u) top[u] = raised[u] = 0;  // below all sums
     // Beside the codes of a tile: of its record k_scale, masks, levels; the places of the tile after the next one of this warpgroup.
-    auto issue = [&](int i, int odd, const Cells& cells) {
-      int own = thread;
-      if constexpr (kGroups == 2) hide(own);  // what follows from it is made anew each time, as the compiler decides for itself where there are more groups
-      const int j = (own & 127) * 16;
-      copy_codes(codes_at(odd), kept().k, cells, own);
-      const bool here = j < 1024;  // past the last tile: places that nobody needs
-      const int from = (here ? i : min(i + 2 * kStep, nt - 1)) * tile::kRecordBytes + j + (here ? tile::kKScales : -1024);
-      if (j < kExtras) copy16(shared_address(raw_tile) + extras_at(odd) + j, sixteenths(kept().records, static_cast<uint32_t>(from) / 16));
+    auto issue = [&](int i, int odd, const Cells& cells, const int8_t* pool, const unsigned char* records) {
+      const int more = i < nt, part = thread & 127;
+      copy_codes(codes + odd * kCodes, pool, cells, thread, more);
+      constexpr int kUnits = tile::kRecordBytes / 16;
+      const bool here = part < 64;  // past the last tile: places that nobody needs
+      const int ahead = here ? tile::kKScales / 16 : 2 * kStep * kUnits - 64, last = here ? nt * kUnits : (nt - 1) * kUnits - 64;
+      const uint32_t from = min(i * kUnits + ahead, last) + part;
+      copy16_if(extras + odd * kExtras + part * 16, sixteenths(records, from), more & (part < kExtras / 16));
     };
-    const int begin = group / kBlocks;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
-      const int i = begin + odd * kStep;
-      if (i < nt) issue(i, odd, Cells(kept().records + static_cast<int64_t>(i) * tile::kRecordBytes, thread));
+      const int i = group + odd * kStep;
+      if (i < nt) issue(i, odd, Cells(kept().records + static_cast<int64_t>(i) * tile::kRecordBytes, thread), kept().k, kept().records);
       commit_copies();
     }
-    unsigned char* out = words() + begin * (2 * kUnitBytes) + (warp >> 1 & 1) * kUnitBytes + block * 6144 + (g >> 1 & 1) * 512 +
+    unsigned char* out = words() + (group - kStep) * (2 * kUnitBytes) + (warp >> 1 & 1) * kUnitBytes + (g >> 1 & 1) * 512 +
                          ((g >> 2) + 4 * t + (warp & 1) * 16) * 16 + (g & 1) * 8;
-    const uint32_t b = place_of_matrix(shared_address(raw_tile) + block * kBlockDigits);
+    const uint32_t b = place_of_matrix(kGroups == 4 ? shared_address(raw_tile) : shared);  // all matrices of the 12 steps would lie in registers
     int d[2][24];
     auto multiply = [&](int (&sums)[24], uint32_t a, int step) {
       const int chunk = step / kGroups, part = step % kGroups;
       const uint32_t ai = a + ((part >> 1) * 8192 + (part & 1) * 64) / 16;
-      const uint32_t bi = b + ((part >> 1) * (3 * tile::kRows * 128) + chunk * (48 * 128) + (part & 1) * 64) / 16;
+      const uint32_t bi = b + ((part >> 1) * (3 * kRows * 128) + chunk * (48 * 128) + (part & 1) * 64) / 16;
       wgmma_fence();
       wgmma(sums, matrix(ai), matrix(bi), 0);
       wgmma(sums, matrix(ai + 2), matrix(bi + 2), 1);
       wgmma_commit();
     };
-    // The codes at `a` have landed, and their first products begin; nothing of the tile before is needed any more.
-    auto begin_products = [&](uint32_t a) {
-      fence_async_shared();
-      join_warpgroup(group);
-      multiply(d[0], a, 0), multiply(d[1], a, 1);
+    // Of a tile's record, before its first products begin: loads would wait behind these.
+    int scales[4], level_of[2];
+    uint32_t mask_of[2];
+    uint32_t seen = 7;  // which 16 rows see one of its cells: a bit each
+    auto load_extras = [&](int odd) {
+      const uint32_t extra = extras + odd * kExtras;
+      load_shared4(scales, extra + pair * 16);
+      load_shared2(mask_of[0], mask_of[1], extra + 512 + pair * 8);
+      load_shared2(level_of[0], level_of[1], extra + 768 + pair * 8);
+      if (p.ids) {
+        uint32_t of_all[2];
+        load_shared2(of_all[0], of_all[1], extra + 512 + lane * 8);
+        seen = active_rows(of_all[0] | of_all[1]);
+      }
     };
-    int i = begin, odd = 0;
-    uint32_t a = place_of_matrix(codes_at(0));
+    int i = group, odd = 0;
+    uint32_t a = first_a;
     if (i < nt) {
       land_copies<1>();
-      begin_products(a);
+      fence_async_shared();
+      join_warpgroup(group);
+      load_extras(0);
+      multiply(d[0], a, 0), multiply(d[1], a, 1);
 #pragma unroll 1
       do {
-        const unsigned char* const extra = raw_tile + extras_at(odd);
-        uint32_t active = 7;
-        if (p.ids) {
-          const uint2 of_all = *reinterpret_cast<const uint2*>(extra + 512 + lane * 8);
-          active = active_rows(of_all.x | of_all.y, block);
-        }
-        const uint4 scales = *reinterpret_cast<const uint4*>(extra + pair * 16);
-        const uint32_t scale[2][2] = {{scales.x, scales.y}, {scales.z, scales.w}};
+        uint32_t active = seen;
+        hide(active);
         float k[2][kGroups];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
 #pragma unroll
-          for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>(scale[r][part >> 1] >> (part & 1) * 16));
-        const uint2 masks = *reinterpret_cast<const uint2*>(extra + 512 + pair * 8);
-        const int2 levels = *reinterpret_cast<const int2*>(extra + 768 + pair * 8);
-        uint32_t mask[2] = {masks.x, masks.y};
-        int level[2] = {levels.x, levels.y};
+          for (int part = 0; part < kGroups; ++part) k[r][part] = half_to_float(static_cast<uint16_t>(scales[r * 2 + (part >> 1)] >> (part & 1) * 16));
+        uint32_t mask[2] = {mask_of[0], mask_of[1]};
+        int level[2] = {level_of[0], level_of[1]};
         if (i < inner_first || i >= inner_end) {
           const int cell = kept().first_cell + i * 64 + (warp & 3) * 16 + g;
 #pragma unroll
@@ -270,7 +294,7 @@ struct TileBlock {
 #pragma unroll
           for (int u = 0; u < 8; ++u) x[u] = fmaxf(x[u], kLowestScore);
           if (!whole) {
-            const uint4 bits = state().bits[block][chunk][t];
+            const uint4 bits = state().bits[chunk][t];
             const uint32_t own[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
             for (int u = 0; u < 8; ++u) x[u] = mask[u >> 1 & 1] & own[(u >> 2) * 2 + (u & 1)] ? x[u] : kUnseen;
@@ -296,7 +320,7 @@ struct TileBlock {
           }
         };
         auto load_factors = [&](float (&f)[4], int step) {
-          const float4 x = state().factors[block][step % kGroups][step / kGroups][t];
+          const float4 x = state().factors[step % kGroups][step / kGroups][t];
           f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
         };
         auto join = [&](int (&sums)[24], const float (&f)[4], int part) {
@@ -306,18 +330,29 @@ struct TileBlock {
             x[u] = part == 0 ? __fmul_rn(y, kk) : __fmaf_rn(y, kk, x[u]);
           }
         };
+        // Of the next tile's codes. The fence takes long, longer behind stores, and what waits for products waits for it: so it is behind such a wait and
+        // before this tile's first stores, not where it is needed.
+        auto land_and_fence = [] {
+          land_copies<0>();
+          fence_async_shared();
+        };
+        out += kStep * (2 * kUnitBytes), hide(out);  // not sooner: the last stores of the tile before may still read it
+        float f[4];
+        load_factors(f, 0);
         wait_for<0>(d[0]), wait_for<0>(d[1]);
         if (active == 7) {
-          float f[4];
-          load_factors(f, 0);
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {
             int (&sums)[24] = d[step & 1];
             if (step == kSteps - 1) wait_for<0>(sums);
-            else if (step > 1) wait_for<1>(sums);
+            else if (step > 1 && step != kGroups) wait_for<1>(sums);
             join(sums, f, step % kGroups);
             if (step + 1 < kSteps) load_factors(f, step + 1);  // before the products: it would wait behind them
             if (step + 2 < kSteps) multiply(sums, a, step + 2);
+            if (step == kGroups - 1) {
+              if (kGroups > 1) wait_for<1>(d[kGroups & 1]);
+              land_and_fence();
+            }
             if (step % kGroups == kGroups - 1 && step != kSteps - 1) finish(step / kGroups);
           }
         } else {
@@ -332,7 +367,6 @@ struct TileBlock {
             for (int part = 0; part < kGroups; ++part) {
               const int step = first + part;
               int (&sums)[24] = d[step & 1];
-              float f[4];
               load_factors(f, step);
               if (part == kGroups - 1) wait_for<0>(sums);
               else if (step > 1) wait_for<1>(sums);
@@ -341,15 +375,21 @@ struct TileBlock {
             }
             finish(chunk);
           }
+          land_and_fence();
         }
-        const Cells cells(extra + 1024, thread);
-        land_copies<0>();
-        if (i + kStep < nt) a = place_of_matrix(codes_at(odd ^ 1));  // or products that nobody reads: wgmma is not for branches
-        begin_products(a);
-        if (i + 2 * kStep < nt) issue(i + 2 * kStep, odd, cells);
+        const Cells cells(extras + odd * kExtras + 1024, thread);
+        int at[4];  // state's records and k, read in one: so raw_tile's address is not made anew
+        load_shared4(at, shared + kState + offsetof(State, records));
+        const auto* const records = reinterpret_cast<const unsigned char*>(pointer_of(at[0], at[1]));
+        const auto* const pool = reinterpret_cast<const int8_t*>(pointer_of(at[2], at[3]));
+        join_warpgroup(group);  // all threads' codes of the next tile have landed; nothing of this one is needed any more
+        load_extras(odd ^ 1);
+        issue(i + 2 * kStep, odd, cells, pool, records);  // before the products: loads would wait behind these, and their registers are free
         commit_copies();
+        a = first_a + (odd ^ 1) * (kCodes / 16);  // behind the last tile: products that nobody reads, since wgmma is not for branches
+        multiply(d[0], a, 0), multiply(d[1], a, 1);
         if (active == 7) finish(2);
-        i += kStep, odd ^= 1, out += kStep * (2 * kUnitBytes);
+        i += kStep, odd ^= 1;
       } while (i < nt);
       wait_for<0>(d[0]), wait_for<0>(d[1]);
     }
@@ -370,12 +410,10 @@ struct TileBlock {
 
   __device__ void anchors() {
     const int tid = thread_now();
-    if (tid >= kAllRows) return;
+    if (tid >= kRows) return;
     State& s = state();
-    const int block = tid / tile::kRows, row = tid % tile::kRows;
     int top = 0, raised = 0;
-    for (int i = 0; i < 16; ++i)
-      if ((i >> 2) % kBlocks == block) top = max(top, tops()[0][i][row]), raised = max(raised, tops()[1][i][row]);
+    for (int i = 0; i < kWarps; ++i) top = max(top, tops()[0][i][tid]), raised = max(raised, tops()[1][i][tid]);
     top -= kZeroBits, raised -= kZeroBits;
     const bool any = real(tid) && top > static_cast<int>(kUnseen);
     if (any && !(top >= kLowestAnchor && top <= kHighestAnchor && raised < kBadLevel / 2)) s.bad = 1;  // also where a row sees a bad cell
@@ -389,7 +427,7 @@ struct TileBlock {
   }
 
   // Which 64 dims a multiplying thread has.
-  static __device__ __forceinline__ int slot_of(int thread, int pass) { return D == 64 ? 0 : pass * 2 + (thread >> 7); }
+  static __device__ __forceinline__ int slot_of(int thread, int pass) { return pass * kAtOnce + (thread >> 7); }
   // The sums over all cells, and out.
   __device__ void multiply();
   __device__ void weigh();

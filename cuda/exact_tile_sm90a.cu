@@ -41,7 +41,8 @@ extern "C" __global__ void __launch_bounds__(256, 8) strata_tile_cells(const __g
   STRATA_PA_BODY(cells_kernel(p, w));
 }
 #define STRATA_PA_TILE(D)                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(512, 1) strata_exact_tile_d##D##_g64(const __grid_constant__ Params p, const __grid_constant__ Tiles w) { \
+  extern "C" __global__ void __launch_bounds__(strata_pa::cuda::tile::threads(D), strata_pa::cuda::tile::resident(D))                       \
+      strata_exact_tile_d##D##_g64(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {                                          \
     STRATA_PA_BODY(tile_kernel<D>(p, w));                                                                                                        \
   }                                                                                                                                              \
   extern "C" __global__ void __launch_bounds__(D / 2, 512 / D) strata_exact_rest_d##D##_g64(const __grid_constant__ Params p,                 \

@@ -43,6 +43,9 @@ __device__ __forceinline__ uint2 load_scales(const uint16_t* at, int groups) {
 // The signs' places of halves that are not finite, and others: an exponent of ones, and one more, is such a place.
 __device__ __forceinline__ uint32_t not_finite(uint2 x) { return (x.x & 0x7c007c00u) + 0x04000400u | (x.y & 0x7c007c00u) + 0x04000400u; }
 constexpr uint32_t kNotFinite = 0x80008000u;
+// Scales of a cell that the tiles leave to the plain form, by the same places: also where v_scale has a minus sign, since the highest byte of a weight counts as
+// an unsigned one.
+__device__ __forceinline__ uint32_t not_served(uint2 k, uint2 v) { return (not_finite(k) | not_finite(v) | v.x | v.y) & kNotFinite; }
 
 // Where a cell lies; page -1: it is masked.
 __device__ __forceinline__ Place place_of(const Params& p, int cell) {
@@ -111,14 +114,14 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
 #pragma unroll
     for (int u = 0; u < N; ++u)
 #pragma unroll
-      for (int h = 0; h < H; ++h) any |= not_finite(ks[h][u]) | not_finite(vs[h][u]);
+      for (int h = 0; h < H; ++h) any |= not_served(ks[h][u], vs[h][u]);
     uint32_t bad = 0;
-    if (any & kNotFinite) {
+    if (any) {
 #pragma unroll
       for (int u = 0; u < N; ++u)
 #pragma unroll
         for (int h = 0; h < H; ++h) {
-          if (!((not_finite(ks[h][u]) | not_finite(vs[h][u])) & kNotFinite)) continue;
+          if (!not_served(ks[h][u], vs[h][u])) continue;
           ks[h][u] = vs[h][u] = make_uint2(0, 0);
           bad |= 1u << u * H + h;
           if (flags && mask[u] && (h == 0 || both)) flags[kv - first_kv + h] = 1;
@@ -162,7 +165,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later, and where all rows see
   // all cells nobody looks at masks. A kind: a bit for each third of the tile's rows; 7 where all queries see it, 0 where but a part of all thirds does.
   if (tid < 3) {
-    const int third = (w.groups == 1 ? 2 : 1) * tile::kRows / 3, first = tid * third / p.heads_per_kv, last = ((tid + 1) * third - 1) / p.heads_per_kv;
+    const int third = tile::kRows / 3, first = tid * third / p.heads_per_kv, last = ((tid + 1) * third - 1) / p.heads_per_kv;
     thirds[tid] = (last < 31 ? (2u << last) - 1 : ~0u) & (first < 32 ? ~0u << first : 0);
   }
   const int end_cell = Span(p, end_query - 1).last + 1, begin_cell = Span(p, first_query).first;

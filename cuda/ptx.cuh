@@ -62,7 +62,8 @@ __device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(~0u, x, 
 // The compiler knows nothing of x from here on: it neither keeps what it made of it nor makes something of it earlier.
 __device__ __forceinline__ void hide(int& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void hide(uint32_t& x) { asm volatile("" : "+r"(x)); }
-__device__ __forceinline__ void hide(const int8_t*& x) { asm volatile("" : "+l"(x)); }
+template <class T>
+__device__ __forceinline__ void hide(T*& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void hide(int (&x)[4]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])); }
 
 // ---- shared memory, by its own addresses
@@ -83,6 +84,9 @@ __device__ __forceinline__ void store_shared2(uint32_t at, uint32_t x, uint32_t 
 // Copies in groups: land_copies waits for all but the `newer` last ones.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy16_if(uint32_t to, const void* from, int condition) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t@p cp.async.cg.shared.global [%0], [%1], 16;\n\t}" ::"r"(to), "l"(from), "r"(condition) : "memory");
 }
 // The cache line comes to L2.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

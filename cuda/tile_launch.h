@@ -5,12 +5,12 @@
 // | ---------------------------- | ------------------------ | ----- | --------------------- | --------------- | --------------- |
 // | union_symbol()               | union_grid()             | 512   | union_shared_bytes()  | Params, Tiles   | ids             |
 // | strata_tile_cells            | cells_grid()             | 256   | 0                     | Params, Tiles   | no ids          |
-// | strata_exact_tile_d{D}_g64   | Tiles::blocks            | 512   | shared_bytes(D)       | Params, Tiles   | always          |
+// | strata_exact_tile_d{D}_g64   | Tiles::blocks            | threads(D) | shared_bytes(D)  | Params, Tiles   | always          |
 // | strata_exact_rest_d{D}_g64   | rest_grid()              | D / 2 | that of exact         | Params, Tiles   | always          |
 //
-// An item is a tile (neighbouring queries, at most 48 rows, or 96 where D is 64) and a KV head. The first kernel writes, per item or, without ids, per
+// An item is a tile (neighbouring queries, at most 48 rows) and a KV head. The first kernel writes, per item or, without ids, per
 // KV head, one record per 64 cells. The last one answers the items that the others flag, query by query: a cell twice in a list, scores out of the
-// range of one word, values that are not finite. Nothing is allocated or read back.
+// range of one word, a scale of V with a minus sign, values that are not finite. Nothing is allocated or read back.
 #pragma once
 #include "launch.h"
 
@@ -19,7 +19,7 @@ namespace cuda {
 
 struct Tiles {
   unsigned char* records;  // [items or n_kv][record_tiles][kRecordBytes]
-  unsigned char* words;    // [blocks][item_tiles][row_blocks(D) * kWordBytes]
+  unsigned char* words;    // [blocks][item_tiles][kWordBytes]
   int32_t* counts;         // [items]: cells of an item; with ids
   int32_t* flags;          // [items]: 1: left to the last kernel
   int32_t* next;           // the next item for a block that is done with its first
@@ -32,9 +32,14 @@ struct Tiles {
 };
 
 namespace tile {
-constexpr int kRows = 48;  // of a block of rows
-constexpr int kThreads = 512, kUnionThreads = 512, kCellsThreads = 256;
-constexpr int row_blocks(int dim) { return dim == 64 ? 2 : 1; }
+constexpr int kRows = 48;  // of an item
+constexpr int kUnionThreads = 512, kCellsThreads = 256;
+// Groups of 64 dims that the sums take at once, each with a warpgroup that multiplies and one's worth of weights. Where it is one, a processor has two
+// blocks: the scores of one run beside the sums of the other. At head_dim 256 the words would be read four times then.
+constexpr int at_once(int dim) { return dim == 64 ? 1 : 2; }
+constexpr int resident(int dim) { return 2 / at_once(dim); }  // blocks of a processor
+constexpr int threads(int dim) { return 256 * at_once(dim); }
+constexpr int makers(int dim) { return 4 * at_once(dim); }  // warps that make weights
 constexpr int halves(int dim) { return dim == 256 ? 2 : 1; }  // of 128 dims
 
 // Of 64 cells: K's places in 16 bytes [64], k_scale [64][4], masks [64], levels [64], V's places [64], v_scale [4][64].
@@ -43,20 +48,23 @@ constexpr int kKScales = 256, kMasks = 768, kLevels = 1024, kVPlaces = 1280, kVS
 constexpr int kWordBytes = kRows * 64 * 4;
 
 // The scores: digits of q, then per warpgroup two stages of 64 cells: codes; of a record k_scale to levels, and places of a tile to come.
-constexpr int kScoreStages = 8, kExtraBytes = 1024 + 256;
-constexpr int digit_bytes(int dim) { return row_blocks(dim) * halves(dim) * 3 * kRows * 128; }
+constexpr int kExtraBytes = 1024 + 256;
+constexpr int score_stages(int dim) { return 4 * at_once(dim); }
+constexpr int digit_bytes(int dim) { return halves(dim) * 3 * kRows * 128; }
 constexpr int code_bytes(int dim) { return halves(dim) * 64 * 128; }
-// The sums, in the same place: weights of 64 cells, bytes of two groups of 64 dims (or of two blocks of rows) by 48 rows. A warp makes half of them.
-constexpr int kWeightBytes = 2 * 4 * kRows * 64, kWeightSlots = 6, kMakers = 8;
+// The sums, in the same place: weights of 64 cells, bytes of each group of 64 dims by 48 rows. A warp makes half of them.
+constexpr int weight_bytes(int dim) { return at_once(dim) * 4 * kRows * 64; }
+constexpr int weight_slots(int dim) { return at_once(dim) == 1 ? 5 : 6; }  // as many as there is room for
 // Behind them, per warp that makes weights, words of 32 cells and 48 rows, masks and scales.
-constexpr int kStaged = kWeightSlots * kWeightBytes, kStagedBytes = kWordBytes / 2 + 256;
+constexpr int kStagedBytes = kWordBytes / 2 + 256;
+constexpr int staged_at(int dim) { return weight_slots(dim) * weight_bytes(dim); }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
-constexpr int first_bytes(int dim) { return larger(digit_bytes(dim) + kScoreStages * (code_bytes(dim) + kExtraBytes), kStaged + kMakers * kStagedBytes); }
-// Behind them V's codes of 64 cells by 64 dims, per multiplying warpgroup; the places of V of 64 cells, twice kWeightSlots times; and the state.
+constexpr int first_bytes(int dim) { return larger(digit_bytes(dim) + score_stages(dim) * (code_bytes(dim) + kExtraBytes), staged_at(dim) + makers(dim) * kStagedBytes); }
+// Behind them V's codes of 64 cells by 64 dims, per multiplying warpgroup; the places of V of 64 cells, twice weight_slots times; and the state.
 constexpr int kValueBytes = 64 * 64, kValueSlots = 3;
 constexpr int kStateBytes = 5120;
-constexpr int places_at(int dim) { return first_bytes(dim) + 2 * kValueSlots * kValueBytes; }
-constexpr int state_at(int dim) { return places_at(dim) + 2 * kWeightSlots * 256; }
+constexpr int places_at(int dim) { return first_bytes(dim) + at_once(dim) * kValueSlots * kValueBytes; }
+constexpr int state_at(int dim) { return places_at(dim) + 2 * weight_slots(dim) * 256; }
 constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at(dim) + kStateBytes); }
 
 constexpr int kMostWindow = 192 * 1024;    // bytes of a window of the context's masks, in the union
@@ -75,7 +83,7 @@ inline int32_t mask_bytes(const Tiles& t) { return t.queries <= 7 ? 1 : t.querie
 // Fills all but the pointers.
 inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
   const int64_t kv_len = p.seq[0].kv_len;
-  const int32_t most = row_blocks(dim) * kRows / p.heads_per_kv;
+  const int32_t most = kRows / p.heads_per_kv;
   t.queries = most < 32 ? most : 32;
   t.tiles = (p.n_q + t.queries - 1) / t.queries;
   t.groups = dim / 64;
@@ -92,7 +100,8 @@ inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
   t.item_tiles = static_cast<int32_t>(seen), t.record_tiles = static_cast<int32_t>(records);
   t.listed = records * 64 * 4 <= kMostListed && t.window * mask_bytes(t) + records * 64 * 4 <= kMostWindow ? t.record_tiles * 64 : 0;
   const int64_t items = int64_t{t.tiles} * p.n_kv;
-  t.blocks = static_cast<int32_t>(items < processors ? items : processors);
+  const int32_t room = resident(dim) * processors;
+  t.blocks = static_cast<int32_t>(items < room ? items : room);
   t.heads = p.ids_head_stride == 0 && items > processors ? p.n_kv : 1;
 }
 
@@ -103,7 +112,7 @@ inline bool serves(const Params& p, int dim, int32_t processors, int64_t pool_by
   Tiles t = {};
   shape(p, dim, processors, t);
   if (4 * t.blocks < processors && t.item_tiles > kFewTiles) return false;
-  return int64_t{t.blocks} * t.item_tiles * row_blocks(dim) * kWordBytes <= kMostWords;
+  return int64_t{t.blocks} * t.item_tiles * kWordBytes <= kMostWords;
 }
 
 // Sets all of t; returns the workspace's bytes. t's pointers are offsets from `at`, which may be null to ask for the size alone.
@@ -113,7 +122,7 @@ inline int64_t plan(const Params& p, int dim, int32_t processors, unsigned char*
   int64_t used = 0;
   auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += up(bytes, 256); return x; };
   t.records = take((p.ids ? items : p.n_kv) * t.record_tiles * kRecordBytes);
-  t.words = take(int64_t{t.blocks} * t.item_tiles * row_blocks(dim) * kWordBytes);
+  t.words = take(int64_t{t.blocks} * t.item_tiles * kWordBytes);
   t.counts = reinterpret_cast<int32_t*>(take(items * 4));
   t.flags = reinterpret_cast<int32_t*>(take(items * 4));
   t.next = reinterpret_cast<int32_t*>(take(4));

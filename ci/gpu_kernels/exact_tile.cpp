@@ -27,6 +27,7 @@ long long rows_plan(const Params* p, int dim, int processors, int max_shared, un
   }, rows::Budget{words, records});
 }
 int tiles_bytes() { return static_cast<int>(sizeof(Tiles)); }
+int tile_threads(int dim) { return tile::threads(dim); }
 unsigned tile_shared_bytes(int dim) { return tile::shared_bytes(dim); }
 int tile_serves(const Params* p, int dim, int processors, long long pool_bytes) { return tile::serves(*p, dim, processors, pool_bytes); }
 unsigned union_grid(const Params* p, const Tiles* t) { return tile::union_grid(*p, *t); }

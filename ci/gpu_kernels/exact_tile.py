@@ -90,7 +90,7 @@ class TileKernels:
                 else:
                     d.launch(self.f["tile_cells"], self.lib.cells_grid(ctypes.byref(own)), 256, 0, own, t)
             if "tile" in parts:
-                d.launch(tile, t.blocks, 512, self.lib.tile_shared_bytes(dim), own, t)
+                d.launch(tile, t.blocks, self.lib.tile_threads(dim), self.lib.tile_shared_bytes(dim), own, t)
             if "rest" in parts:
                 grid = self.lib.rest_grid(ctypes.byref(own), ctypes.byref(t), self.processors)
                 d.launch(rest, grid, block.value, shared.value, own, t)

@@ -182,7 +182,8 @@ inline int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
 inline int lane_now() { return thread_now() & 31; }
 inline void hide(int&) {}
 inline void hide(uint32_t&) {}
-inline void hide(const int8_t*&) {}
+template <class T>
+void hide(T*&) {}
 inline void hide(int (&)[4]) {}
 inline void still_read(const uint32_t (&)[4]) {}
 
@@ -206,6 +207,9 @@ inline void store_shared2(uint32_t at, uint32_t x, uint32_t y) {
 
 inline void prefetch_l2(const void*) {}
 inline void copy16(uint32_t to, const void* from) { machine::copy16(to, from); }
+inline void copy16_if(uint32_t to, const void* from, int condition) {
+  if (condition) machine::copy16(to, from);
+}
 inline void commit_copies() { machine::commit_copies(); }
 template <int newer>
 void land_copies() {

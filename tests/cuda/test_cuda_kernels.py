@@ -129,6 +129,10 @@ def test_random_problems_in_tiles(card, spec, dtype, repeats):
         ("per head", (6, 800), {}),
         ("shared", (7, 900), {"granularity": 4, "widths": True}),
         ("shared", (5, 700), {"layout": "NHD", "page_size": 3}),
+        (None, (11, 1500), {"dim_group": (128, 64)}),
+        ("shared", (9, 1300), {"dim_group": (128, 64), "n_rep": 4}),
+        (None, (11, 1500), {"dim_group": (64, 64)}),
+        ("shared", (9, 1300), {"dim_group": (64, 64), "n_rep": 3}),
     ],
 )
 def test_long_problems_in_tiles(card, lists, sequence, other):
@@ -232,6 +236,23 @@ def test_scores_between_two_integers(card, dim_group):
     kv.v[first, :, 0] = -kv.v[first, :, 1]
     options["sm_scale"] = 1 / 1.4426950408889634
     check(card, q, kv, "exact", options)
+
+
+@pytest.mark.parametrize("dim_group", [(64, 64), (128, 64), (256, 64)])
+def test_scales_with_a_minus_sign(card, dim_group):
+    """K's change nothing. V's are for the plain form where a card has tiles whose weights are unsigned."""
+    spec = {
+        "seed": 9, "dim_group": dim_group, "n_kv": 2, "n_rep": 12, "page_size": 4, "layout": "HND", "sequences": [(9, 90)], "absent": 0,
+        "causal": True, "window_left": -1, "lists": None, "granularity": 1, "cap": 1, "widths": False, "varlen": False,
+    }  # fmt: skip
+    q, kv, options = build_lists(spec, False)
+    kv.k_scale[:] *= np.random.default_rng(1).choice([-1, 1], kv.k_scale.shape).astype(kv.k_scale.dtype)
+    check(card, q, kv, "exact", options)
+    assert not np.any(card.flags)
+    last = kv.page_table[89 // 4]
+    kv.v_scale[last, 1, 89 % 4, -1] *= -1  # cell 89, which the last query alone sees
+    check(card, q, kv, "exact", options)
+    assert np.sum(card.flags) == (1 if card.sm == 90 else 0)
 
 
 @general

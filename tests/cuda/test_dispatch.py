@@ -193,7 +193,7 @@ def in_geometry(dim, group, n_kv, heads_per_kv, n_q, cells=24):
 
 @pytest.mark.parametrize(
     ("dim", "heads_per_kv", "queries", "union"),
-    [(256, 12, 4, "8"), (256, 7, 6, "8"), (128, 4, 12, "16"), (128, 1, 32, "32"), (64, 3, 32, "32"), (64, 16, 6, "8")],
+    [(256, 12, 4, "8"), (256, 7, 6, "8"), (128, 4, 12, "16"), (128, 1, 32, "32"), (64, 3, 16, "32"), (64, 16, 3, "8")],
 )
 def test_tiles_of_every_geometry(driver, dim, heads_per_kv, queries, union):
     fake = driver(90)
@@ -201,9 +201,19 @@ def test_tiles_of_every_geometry(driver, dim, heads_per_kv, queries, union):
     tiles = -(-33 // queries)
     launches, _ = launched(fake, *problem)
     assert [x[0] for x in launches] == ["strata_tile_cells", f"strata_exact_tile_d{dim}_g64", f"strata_exact_rest_d{dim}_g64"]
-    assert [x[1:3] for x in launches] == [(3, 256), (3 * tiles, 512), (3 * tiles, dim // 2)]
+    blocks, threads = (2, 256) if dim == 64 else (1, 512)  # of a processor: two blocks share its threads and its shared memory
+    assert [x[1:3] for x in launches] == [(3, 256), (3 * tiles, threads), (3 * tiles, dim // 2)]
+    assert (228 << 10) // (blocks + 1) < launches[1][3] + 1024 <= (228 << 10) // blocks
     launches, _ = launched(fake, *problem, ids=FakeArray((33, 30), np.int32))
     assert launches[0][:3] == (f"strata_tile_union{union}", 3 * tiles, 512)
+
+
+@pytest.mark.parametrize(("dim", "blocks"), [(64, 4), (128, 2), (256, 2)])
+def test_blocks_of_tiles_stay(driver, dim, blocks):
+    """Of many items a block takes one after the other; of head_dim 64 a processor has two blocks."""
+    fake = driver(90)
+    fake.lib.fake_processors(2)
+    assert launched(fake, *in_geometry(dim, 64, 3, 12, 33))[0][1][1] == blocks
 
 
 def test_which_form_serves(driver):
