@@ -66,7 +66,7 @@ bool launch_tiled(const Problem& p, const Device& device, const Launch& launch, 
   };
   Step steps[] = {p.ids ? Step{tile::union_symbol(t), tile::union_grid(x, t), tile::kUnionThreads, tile::union_shared_bytes(t), {}}
                         : Step{"strata_tile_cells", tile::cells_grid(x), tile::kCellsThreads, 0, {}},
-                  {"strata_exact_tile" + geometry, static_cast<uint32_t>(t.blocks), tile::threads(dim), tile::shared_bytes(dim), {}},
+                  {"strata_exact_tile" + geometry, static_cast<uint32_t>(t.blocks), static_cast<uint32_t>(tile::threads(dim)), tile::shared_bytes(dim), {}},
                   {"strata_exact_rest" + geometry, tile::rest_grid(x, t, card.processors), plain.block, plain.shared_bytes, {}}};
   for (Step& s : steps) {
     s.f = card.function(*find_image(kTileImage), s.name, s.shared_bytes);
