@@ -281,8 +281,8 @@ def _peer(peer: _peers.Peer, tensors: _peers.Tensors, threads: int) -> Contender
 
 
 def bound_of(kernel: str, widest: int) -> float | None:
-    """The greatest error that a kernel may have on rows of so many cells. On longer ones than `parity` has, sums in FP32 lose more, and on very
-    long ones exact's smallest terms (docs/numerics.md, section 5)."""
+    """The greatest error that a kernel may have on rows of so many cells. On longer ones than `parity` has, sums in FP32 lose more, and on
+    very long ones exact's smallest terms (docs/numerics.md, section 5)."""
     return _parity.BOUNDS[kernel] if widest <= (EXACT_CELLS if kernel == "exact" else _cases.MOST_CELLS) else None
 
 
