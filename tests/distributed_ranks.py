@@ -18,7 +18,7 @@ import inputs  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from problems import build  # noqa: E402
+from problems import PLAIN, build  # noqa: E402
 
 import strata_pa  # noqa: E402
 from strata_pa import distributed, reference  # noqa: E402
@@ -32,10 +32,7 @@ CASES = {
     "widths": ("widths", True),
     "layer0": ("layer0", False),
 }
-SPEC = {
-    "n_kv": 2, "n_rep": 3, "dim_group": (64, 32), "page_size": 4, "layout": "HND", "absent": 0, "causal": True, "window_left": -1,
-    "lists": None, "granularity": 1, "cap": 20, "widths": True, "varlen": False,
-}  # fmt: skip
+SPEC = PLAIN | {"n_rep": 3, "dim_group": (64, 32), "cap": 20, "widths": True}
 # More shapes: name: a spec of tests/problems.py.
 SPECS = {
     "window": {**SPEC, "seed": 1, "layout": "NHD", "sequences": [(40, 100)], "window_left": 30},

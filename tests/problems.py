@@ -61,6 +61,13 @@ SPECS = st.fixed_dictionaries(
 )
 
 
+# What a spec of one's own need not name: it adds seed, dim_group, n_rep and sequences.
+PLAIN = {
+    "n_kv": 2, "page_size": 4, "layout": "HND", "absent": 0, "causal": True, "window_left": -1, "lists": None, "granularity": 1, "cap": 0,
+    "widths": False, "varlen": False,
+}  # fmt: skip
+
+
 def build(s):
     """(q, kv, options) of a spec: every shape that is served, small, at times with more queries than cells."""
     rng = np.random.default_rng(s["seed"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import KERNELS, build, same_bytes
+from problems import KERNELS, PLAIN, build, same_bytes
 from small import cache, queries
 
 import strata_pa
@@ -88,8 +88,7 @@ def test_a_bad_row_stays_bad(value):
     assert same_bytes(lse, want[1])
 
 
-SPEC = {"dim_group": (64, 32), "n_kv": 2, "n_rep": 3, "page_size": 4, "layout": "HND", "absent": 0, "causal": True, "window_left": -1,
-        "lists": "shared", "granularity": 1, "cap": 25, "widths": True, "varlen": False}  # fmt: skip
+SPEC = PLAIN | {"dim_group": (64, 32), "n_rep": 3, "lists": "shared", "cap": 25, "widths": True}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

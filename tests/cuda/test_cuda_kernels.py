@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from machine import Machine, on_card
-from problems import PORTABLE, SPECS, build, paged, same_bytes
+from problems import PLAIN, PORTABLE, SPECS, build, paged, same_bytes
 
 import strata_pa
 from strata_pa import _core
@@ -136,10 +136,7 @@ def test_random_problems_in_tiles(card, spec, dtype, repeats):
     ],
 )
 def test_long_problems_in_tiles(card, lists, sequence, other):
-    spec = {
-        "seed": 6, "dim_group": (256, 64), "n_kv": 2, "n_rep": 12, "page_size": 16, "layout": "HND", "sequences": [sequence], "absent": 0,
-        "causal": True, "window_left": -1, "lists": lists, "granularity": 1, "cap": 200, "widths": False, "varlen": False,
-    }  # fmt: skip
+    spec = PLAIN | {"seed": 6, "dim_group": (256, 64), "n_rep": 12, "page_size": 16, "sequences": [sequence], "lists": lists, "cap": 200}
     q, kv, options = build_lists(spec | other, False)
     check(card, q, kv, "exact", options)
     assert len(card.flags) == 1
@@ -164,10 +161,9 @@ def test_random_problems(card, spec, dtype, repeats):
 @pytest.mark.parametrize("n_rep", [3, 8, 12, 16])
 def test_lists_that_end_with_a_chunk(card, dim_group, n_rep):
     """fp32 takes two chunks of 64 entries at a time, one per warp: rows of 319 to 322 entries, 127 to 129, 63 to 65."""
-    spec = {
-        "seed": 12, "dim_group": dim_group, "n_kv": 2, "n_rep": n_rep, "page_size": 16, "layout": "HND",
-        "sequences": [(4, 322), (3, 129), (3, 65)], "absent": 0.05, "causal": True, "window_left": -1, "lists": None, "granularity": 1,
-        "cap": 1, "widths": False, "varlen": True,
+    spec = PLAIN | {
+        "seed": 12, "dim_group": dim_group, "n_rep": n_rep, "page_size": 16, "sequences": [(4, 322), (3, 129), (3, 65)], "absent": 0.05,
+        "varlen": True,
     }  # fmt: skip
     q, kv, options = build_lists(spec, True)
     check(card, q, kv, "fp32", options)
@@ -187,10 +183,9 @@ def test_lists_that_end_with_a_chunk(card, dim_group, n_rep):
     ],
 )
 def test_plans_of_tiles(card, lists, processors, plan, dim_group):
-    spec = {
-        "seed": 11, "dim_group": dim_group, "n_kv": 2, "n_rep": 12, "page_size": 3, "layout": "HND",
-        "sequences": [(12, 1500), (0, 70), (2, 40)], "absent": 0.02, "causal": True, "window_left": -1, "lists": lists,
-        "granularity": 1, "cap": 200, "widths": False, "varlen": True,
+    spec = PLAIN | {
+        "seed": 11, "dim_group": dim_group, "n_rep": 12, "page_size": 3, "sequences": [(12, 1500), (0, 70), (2, 40)], "absent": 0.02,
+        "lists": lists, "cap": 200, "varlen": True,
     }  # fmt: skip
     card.lib.fake_processors(processors)
     q, kv, options = build_lists(spec, False)
@@ -201,10 +196,7 @@ def test_plans_of_tiles(card, lists, processors, plan, dim_group):
 
 @pytest.mark.parametrize("lists", [None, "shared"])
 def test_values_that_are_not_finite(card, lists):
-    spec = {
-        "seed": 5, "dim_group": (256, 64), "n_kv": 2, "n_rep": 12, "page_size": 4, "layout": "HND", "sequences": [(14, 190)], "absent": 0,
-        "causal": True, "window_left": -1, "lists": lists, "granularity": 1, "cap": 45, "widths": False, "varlen": False,
-    }  # fmt: skip
+    spec = PLAIN | {"seed": 5, "dim_group": (256, 64), "n_rep": 12, "sequences": [(14, 190)], "lists": lists, "cap": 45}
     q, kv, options = build_lists(spec, False)
     if lists:
         options["ids"][13] = np.where(options["ids"][13] == 189, -1, options["ids"][13])
@@ -221,10 +213,7 @@ def test_values_that_are_not_finite(card, lists):
 
 @pytest.mark.parametrize("dim_group", [(64, 64), (256, 64)])
 def test_scores_between_two_integers(card, dim_group):
-    spec = {
-        "seed": 8, "dim_group": dim_group, "n_kv": 1, "n_rep": 12, "page_size": 16, "layout": "HND", "sequences": [(4, 150)], "absent": 0,
-        "causal": False, "window_left": -1, "lists": None, "granularity": 1, "cap": 1, "widths": False, "varlen": False,
-    }  # fmt: skip
+    spec = PLAIN | {"seed": 8, "dim_group": dim_group, "n_kv": 1, "n_rep": 12, "page_size": 16, "sequences": [(4, 150)], "causal": False}
     q, kv, options = build_lists(spec, False)
     q[:], kv.k[:], kv.k_scale[:] = 0, 0, 0.5
     q[..., 0] = 1
@@ -241,10 +230,7 @@ def test_scores_between_two_integers(card, dim_group):
 @pytest.mark.parametrize("dim_group", [(64, 64), (128, 64), (256, 64)])
 def test_scales_with_a_minus_sign(card, dim_group):
     """K's change nothing. V's are for the plain form where a card has tiles whose weights are unsigned."""
-    spec = {
-        "seed": 9, "dim_group": dim_group, "n_kv": 2, "n_rep": 12, "page_size": 4, "layout": "HND", "sequences": [(9, 90)], "absent": 0,
-        "causal": True, "window_left": -1, "lists": None, "granularity": 1, "cap": 1, "widths": False, "varlen": False,
-    }  # fmt: skip
+    spec = PLAIN | {"seed": 9, "dim_group": dim_group, "n_rep": 12, "sequences": [(9, 90)]}
     q, kv, options = build_lists(spec, False)
     kv.k_scale[:] *= np.random.default_rng(1).choice([-1, 1], kv.k_scale.shape).astype(kv.k_scale.dtype)
     check(card, q, kv, "exact", options)
@@ -258,9 +244,8 @@ def test_scales_with_a_minus_sign(card, dim_group):
 @general
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_parts_of_exact(card, dtype):
-    spec = {
-        "seed": 7, "dim_group": (128, 64), "n_kv": 2, "n_rep": 3, "page_size": 4, "layout": "HND", "sequences": [(5, 90), (2, 40)],
-        "absent": 0, "causal": True, "window_left": -1, "lists": "shared", "granularity": 1, "cap": 15, "widths": False, "varlen": True,
+    spec = PLAIN | {
+        "seed": 7, "dim_group": (128, 64), "n_rep": 3, "sequences": [(5, 90), (2, 40)], "lists": "shared", "cap": 15, "varlen": True,
     }  # fmt: skip
     q, kv, options = build(spec)
     q = q.astype(dtype)

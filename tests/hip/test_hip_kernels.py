@@ -8,7 +8,7 @@ import pytest
 from fake_hip import KERNELS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import PORTABLE, SPECS, build, paged, same_bytes
+from problems import PLAIN, PORTABLE, SPECS, build, paged, same_bytes
 
 import strata_pa
 from strata_pa._device import on_device, to_device
@@ -50,10 +50,7 @@ def test_random_problems(card, spec, dtype):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_values_that_are_not_finite(card, kernel):
-    q, kv, options = build({
-        "seed": 5, "dim_group": (128, 32), "n_kv": 2, "n_rep": 5, "page_size": 4, "layout": "HND", "sequences": [(6, 90)], "absent": 0,
-        "causal": True, "window_left": -1, "lists": None, "granularity": 1, "cap": 0, "widths": False, "varlen": False,
-    })  # fmt: skip
+    q, kv, options = build(PLAIN | {"seed": 5, "dim_group": (128, 32), "n_rep": 5, "sequences": [(6, 90)]})
     q[0, 3, 7], q[2, 9, 0], q[4, 1] = np.nan, -np.inf, 0
     q[5, 8] = 3e38
     last = kv.page_table[89 // 4]
