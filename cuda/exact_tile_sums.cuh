@@ -137,7 +137,8 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
 
 template <int D>
 __device__ __forceinline__ void TileBlock<D>::weigh() {
-  constexpr int kEights = 6;  // groups of 8 rows
+  constexpr int kEights = kRows / 8;                                       // groups of 8 rows
+  constexpr int kMasksAt = kEights * 1024, kScalesAt = kMasksAt + 32 * 4;  // of what is staged, behind the words
   const int maker = same_in_warp((thread_now() >> 5) - kWarps / 2), units = 2 * same_in_warp(kept().nt), place = same_in_warp(kept().place);  // units of 32 cells
   const int lane = lane_now(), row = lane >> 1 & 7;  // of 8: this thread's; of the unit's cells it has 8: of 16 the first or second half
   const uint32_t full = shared_address(state().full), empty = shared_address(state().empty);
@@ -159,7 +160,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
     // Of a unit's record a lane copies 16 bytes of the masks, or of a group's scales.
     const int record_part = lane < 8 ? tile::kMasks + (maker & 1) * 128 + lane * 16 : tile::kVScales + (pass * kAtOnce + (lane >> 2 & 1)) * 128 + (maker & 1) * 64 + (lane & 3) * 16;
     const unsigned char* record = kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + record_part;
-    auto copy_record = [&](bool more) { copy16_if(staged + 6 * 1024 + lane * 16, record, more && lane < 8 + 4 * kAtOnce); };
+    auto copy_record = [&](bool more) { copy16_if(staged + kMasksAt + lane * 16, record, more && lane < 8 + 4 * kAtOnce); };
     // V's places, for who multiplies: where those of a tile `later` than now come to lie. The first four are not needed, the next four come at once, others
     // with the weights of eight tiles before. There is room for twice the slots: who waits for a slot has seen the looking up of places four tiles ahead of its
     // last use, and what is overwritten then came no later.
@@ -195,14 +196,14 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s) {
         int pairs[4];
-        load_shared4(pairs, staged + 6 * 1024 + 128 + s * 64 + (lane_now() >> 4) * 32 + (lane_now() & 1) * 16);
+        load_shared4(pairs, staged + kScalesAt + s * 64 + (lane_now() >> 4) * 32 + (lane_now() & 1) * 16);
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[s][i] = half_to_float(static_cast<uint16_t>(static_cast<uint32_t>(pairs[i >> 1]) >> (i & 1) * 16));
       }
       uint32_t active = 7;  // a bit for 16 rows that see one of the cells
       if (p.ids) {
         uint32_t mask;
-        load_shared(mask, staged + 6 * 1024 + lane_now() * 4);
+        load_shared(mask, staged + kMasksAt + lane_now() * 4);
         active = active_rows(mask);
       }
       __syncwarp();

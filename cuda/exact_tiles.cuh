@@ -12,7 +12,7 @@ constexpr float kLargestFactor = 0x1p60f;  // no score overflows below it
 // A score plus this is rounded as by rint (so it is even), and its low bits hold n - 128. As integers such sums have the order of the n: those of kZeroBits + n.
 constexpr float kScoreMagic = kMagic - 128.0f;
 constexpr int kZeroBits = kMagicBits - 128;
-// A cell that has a scale that is not finite has a level that cannot be, with every score that a word holds more than half of it.
+// A cell that has a scale that is not finite, or not served, has a level that cannot be, with every score that a word holds more than half of it.
 constexpr int kBadLevel = 1000, kLeastLevel = -1000;
 
 // Eight dims of q from `at`.

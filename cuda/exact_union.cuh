@@ -42,10 +42,9 @@ __device__ __forceinline__ uint2 load_scales(const uint16_t* at, int groups) {
 }
 // The signs' places of halves that are not finite, and others: an exponent of ones, and one more, is such a place.
 __device__ __forceinline__ uint32_t not_finite(uint2 x) { return (x.x & 0x7c007c00u) + 0x04000400u | (x.y & 0x7c007c00u) + 0x04000400u; }
-constexpr uint32_t kNotFinite = 0x80008000u;
-// Scales of a cell that the tiles leave to the plain form, by the same places: also where v_scale has a minus sign, since the highest byte of a weight counts as
-// an unsigned one.
-__device__ __forceinline__ uint32_t not_served(uint2 k, uint2 v) { return (not_finite(k) | not_finite(v) | v.x | v.y) & kNotFinite; }
+// Not 0 for scales of a cell that the tiles leave to the plain form, by the same places: also where v_scale has a minus sign, since the highest byte of a weight
+// counts as an unsigned one.
+__device__ __forceinline__ uint32_t not_served(uint2 k, uint2 v) { return (not_finite(k) | not_finite(v) | v.x | v.y) & 0x80008000u; }
 
 // Where a cell lies; page -1: it is masked.
 __device__ __forceinline__ Place place_of(const Params& p, int cell) {
@@ -81,7 +80,7 @@ __device__ __forceinline__ void write_cell(unsigned char* record, const InRecord
 }
 
 // Writes N cells' parts, H heads at a time, of the records of the KV heads first_kv .. end_kv - 1: entries i, i + step, ... below `end`; step is a
-// multiple of 64. records: the first one's; they are `apart` bytes apart. flags: the first one's, set where a scale is not finite, or null.
+// multiple of 64. records: the first one's; they are `apart` bytes apart. flags: the first one's, set where scales are not served, or null.
 template <int N, int H, bool whole>
 __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int end_kv, unsigned char* records, int64_t apart, int i, int step, int end,
                                             const InRecord& in, const int (&cell)[N], uint32_t (&mask)[N], int groups, int32_t* flags) {

@@ -1,12 +1,12 @@
 // What a host needs to launch the tiled form of exact for sm_90 (head_dim D 64, 128, 256, groups of 64 dims): its workspace, and four launches on
 // one stream, in this order:
 //
-// | symbol                       | grid                     | block | dynamic shared memory | parameters      | when            |
-// | ---------------------------- | ------------------------ | ----- | --------------------- | --------------- | --------------- |
-// | union_symbol()               | union_grid()             | 512   | union_shared_bytes()  | Params, Tiles   | ids             |
-// | strata_tile_cells            | cells_grid()             | 256   | 0                     | Params, Tiles   | no ids          |
-// | strata_exact_tile_d{D}_g64   | Tiles::blocks            | threads(D) | shared_bytes(D)  | Params, Tiles   | always          |
-// | strata_exact_rest_d{D}_g64   | rest_grid()              | D / 2 | that of exact         | Params, Tiles   | always          |
+// | symbol                       | grid                     | block      | dynamic shared memory | parameters      | when            |
+// | ---------------------------- | ------------------------ | ---------- | --------------------- | --------------- | --------------- |
+// | union_symbol()               | union_grid()             | 512        | union_shared_bytes()  | Params, Tiles   | ids             |
+// | strata_tile_cells            | cells_grid()             | 256        | 0                     | Params, Tiles   | no ids          |
+// | strata_exact_tile_d{D}_g64   | Tiles::blocks            | threads(D) | shared_bytes(D)       | Params, Tiles   | always          |
+// | strata_exact_rest_d{D}_g64   | rest_grid()              | D / 2      | that of exact         | Params, Tiles   | always          |
 //
 // An item is a tile (neighbouring queries, at most 48 rows) and a KV head. The first kernel writes, per item or, without ids, per
 // KV head, one record per 64 cells. The last one answers the items that the others flag, query by query: a cell twice in a list, scores out of the
@@ -35,7 +35,7 @@ namespace tile {
 constexpr int kRows = 48;  // of an item
 constexpr int kUnionThreads = 512, kCellsThreads = 256;
 // Groups of 64 dims that the sums take at once, each with a warpgroup that multiplies and one's worth of weights. Where it is one, a processor has two
-// blocks: the scores of one run beside the sums of the other. At head_dim 256 the words would be read four times then.
+// blocks: the scores of one run beside the sums of the other. For more groups the words would be read as many times.
 constexpr int at_once(int dim) { return dim == 64 ? 1 : 2; }
 constexpr int resident(int dim) { return 2 / at_once(dim); }  // blocks of a processor
 constexpr int threads(int dim) { return 256 * at_once(dim); }
