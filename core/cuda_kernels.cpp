@@ -51,30 +51,38 @@ bool tiled(KernelId id, const Problem& p, const Device& device, Params& x) {
   return tile::serves(x, dim, card.processors, pool_bytes(p));
 }
 
+struct TileStep {
+  tile::Launch launch;
+  Tiles tiles;
+};
+
+// The bytes of the workspace of a problem that it serves, and the steps with it at `at`.
+int64_t plan_tiled(const Params& x, int dim, const Card& card, unsigned char* at, std::vector<TileStep>& steps) {
+  auto add = [&steps](const tile::Launch& launch, const Tiles& t) { steps.push_back({launch, t}); };
+  return tile::plan(x, dim, card.processors, config(KernelId::kExact, x, dim).shared_bytes, at, add);
+}
+
 // False, and nothing launched, where the driver does not take its functions: the plain form gives the same bytes.
 bool launch_tiled(const Problem& p, const Device& device, const Launch& launch, Params& x) {
   Card& card = *device.card;
-  Tiles t = {};
-  const int dim = static_cast<int>(p.head_dim);
-  tile::plan(x, dim, card.processors, static_cast<unsigned char*>(launch.workspace), t);
-  const Config plain = config(KernelId::kExact, x, dim);
-  const std::string geometry = text("_d", dim, "_g", x.group);
-  struct Step {
-    std::string name;
-    uint32_t grid, block, shared_bytes;
-    Function f;
-  };
-  Step steps[] = {p.ids ? Step{tile::union_symbol(t), tile::union_grid(x, t), tile::kUnionThreads, tile::union_shared_bytes(t), {}}
-                        : Step{"strata_tile_cells", tile::cells_grid(x), tile::kCellsThreads, 0, {}},
-                  {"strata_exact_tile" + geometry, static_cast<uint32_t>(t.blocks), static_cast<uint32_t>(tile::threads(dim)), tile::shared_bytes(dim), {}},
-                  {"strata_exact_rest" + geometry, tile::rest_grid(x, t, card.processors), plain.block, plain.shared_bytes, {}}};
-  for (Step& s : steps) {
-    s.f = card.function(*find_image(kTileImage), s.name, s.shared_bytes);
-    if (!s.f.reason.empty()) return false;
+  std::vector<TileStep> steps;
+  plan_tiled(x, static_cast<int>(p.head_dim), card, static_cast<unsigned char*>(launch.workspace), steps);
+  const std::string geometry = text("d", p.head_dim, "_g", x.group);
+  const std::string symbols[] = {tile::union_symbol(steps[0].tiles),           "strata_tile_cells",
+                                 "strata_exact_tile_" + geometry,              "strata_exact_tile_scores_" + geometry,
+                                 "strata_exact_tile_sums_" + geometry,         "strata_exact_rest_" + geometry};
+  Function functions[6];
+  for (const TileStep& s : steps) {
+    Function& f = functions[s.launch.step];
+    if (f.handle) continue;
+    f = card.function(*find_image(kTileImage), symbols[s.launch.step], s.launch.shared_bytes);
+    if (!f.reason.empty()) return false;
   }
-  void* arguments[] = {&x, &t};
-  for (const Step& s : steps)
-    card.driver(card.driver.launch, s.f.handle, s.grid, 1u, 1u, s.block, 1u, 1u, s.shared_bytes, launch.stream, arguments, nullptr);
+  for (TileStep& s : steps) {
+    void* arguments[] = {&x, &s.tiles};
+    const tile::Launch& c = s.launch;
+    card.driver(card.driver.launch, functions[c.step].handle, c.grid, 1u, 1u, c.block, 1u, 1u, c.shared_bytes, launch.stream, arguments, nullptr);
+  }
   return true;
 }
 
@@ -164,8 +172,10 @@ std::string prepare(KernelId id, const char* image, const Problem& p, const Devi
 
 int64_t workspace(KernelId id, const Problem& p, const Device& device) {
   Params x;
-  Tiles t;
-  if (tiled(id, p, device, x)) return tile::plan(x, static_cast<int>(p.head_dim), device.card->processors, nullptr, t);
+  if (tiled(id, p, device, x)) {
+    std::vector<TileStep> steps;
+    return plan_tiled(x, static_cast<int>(p.head_dim), *device.card, nullptr, steps);
+  }
   int64_t most = 0;
   x = whole_params(p, score_scale(id, p.sm_scale));
   for_each_launch(p, kInt32Max, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {

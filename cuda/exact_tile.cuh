@@ -18,7 +18,8 @@ constexpr int64_t kNowhere = INT64_MIN;
 
 extern __shared__ __align__(1024) unsigned char raw_tile[];
 
-template <int D>
+// kSplit: a block has a share of an item's tiles (exact_tile_split.cuh).
+template <int D, bool kSplit = false>
 struct TileBlock {
   static constexpr int kRows = tile::kRows, kGroups = D / 64, kAtOnce = tile::at_once(D), kThreads = tile::threads(D), kWarps = kThreads / 32;
   static constexpr int kCodes = tile::code_bytes(D), kExtras = tile::kExtraBytes, kUnitBytes = tile::kWordBytes / 2;
@@ -61,16 +62,26 @@ struct TileBlock {
 
   __device__ TileBlock(const Params& p, const Tiles& w) : p(p), w(w) {}
 
-  __device__ unsigned char* words() const { return w.words + static_cast<int64_t>(blockIdx.x) * w.item_tiles * (2 * kUnitBytes); }
+  __device__ unsigned char* words() const { return w.words + static_cast<int64_t>(blockIdx.x) * w.block_tiles * (2 * kUnitBytes); }
   __device__ bool real(int row) const { return row < (kept().end - kept().query) * p.heads_per_kv; }
   // The place of a row in q, out or lse.
   __device__ int64_t place_of(int row, int64_t stride, int64_t head_stride) const {
     return (kept().query + row / p.heads_per_kv) * stride + (kept().kv * p.heads_per_kv + row % p.heads_per_kv) * head_stride;
   }
 
+  // Of the weights' slots; the block meets afterwards.
+  __device__ void init_barriers() {
+    if (const int tid = thread_now(); tid < kWeightSlots) {
+      barrier_init(shared_address(&state().full[tid]), 2);
+      barrier_init(shared_address(&state().empty[tid]), 4 * kAtOnce);
+    }
+    fence_async_shared();
+    if (thread_now() == 0) state().place = 0;
+  }
+
   // Takes on item i; the block meets afterwards. False: it is another kernel's.
   __device__ bool start(int i) {
-    if (p.ids && w.flags[i]) return false;
+    if ((kSplit || p.ids) && w.flags[i]) return false;
     State& s = state();
     const int tid = thread_now(), kv = i % p.n_kv, query = first_query_of(p, w, i);
     const int end = min(query + w.queries, p.n_q);
@@ -87,6 +98,13 @@ struct TileBlock {
         s.first_cell = first_cell;
         s.inner_first = (Span(p, end - 1).first - first_cell + 63) >> 6, s.inner_end = (Span(p, query).last + 1 - first_cell) >> 6;
         s.records = w.records + (static_cast<int64_t>(kv) * w.record_tiles + (first_cell >> 6)) * tile::kRecordBytes;
+      }
+      if constexpr (kSplit) {
+        const int share = (s.nt + w.splits - 1) / w.splits, first = min(static_cast<int>(blockIdx.x) % w.splits * share, s.nt);
+        s.nt = min(share, s.nt - first);
+        s.first_cell += first * 64, s.inner_first -= first, s.inner_end -= first;
+        s.records += static_cast<int64_t>(first) * tile::kRecordBytes;
+        s.item = i;
       }
     }
     if (tid < kRows) {
@@ -408,12 +426,25 @@ struct TileBlock {
     }
   }
 
+  // Of a row, what tops has of all warps: kZeroBits + greatest n, greatest n + level.
+  static __device__ int2 top_of(int row) {
+    int top = 0, raised = 0;
+    for (int i = 0; i < kWarps; ++i) top = max(top, tops()[0][i][row]), raised = max(raised, tops()[1][i][row]);
+    return make_int2(top, raised);
+  }
+
   __device__ void anchors() {
     const int tid = thread_now();
     if (tid >= kRows) return;
     State& s = state();
-    int top = 0, raised = 0;
-    for (int i = 0; i < kWarps; ++i) top = max(top, tops()[0][i][tid]), raised = max(raised, tops()[1][i][tid]);
+    int top, raised;
+    if constexpr (kSplit) {
+      const uint32_t* const of = all_tops() + tid;
+      top = static_cast<int>(__ldcg(of)), raised = static_cast<int>(__ldcg(of + kRows));
+    } else {
+      const int2 of = top_of(tid);
+      top = of.x, raised = of.y;
+    }
     top -= kZeroBits, raised -= kZeroBits;
     const bool any = real(tid) && top > static_cast<int>(kUnseen);
     if (any && !(top >= kLowestAnchor && top <= kHighestAnchor && raised < kBadLevel / 2)) s.bad = 1;  // also where a row sees a bad cell
@@ -428,9 +459,30 @@ struct TileBlock {
 
   // Which 64 dims a multiplying thread has.
   static __device__ __forceinline__ int slot_of(int thread, int pass) { return pass * kAtOnce + (thread >> 7); }
+  // The first of two neighbouring dims that it has sums of, in rows n * 8 + (thread & 3) * 2 and the next ones.
+  static __device__ __forceinline__ int dim_of(int thread, int pass) { return slot_of(thread, pass) * 64 + (thread >> 5 & 3) * 16 + (thread >> 2 & 7) * 2; }
   // The sums over all cells, and out.
   __device__ void multiply();
   __device__ void weigh();
+  static __device__ __forceinline__ float quotient(int64_t o, float total, float unit) {
+    return total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
+  }
+  __device__ void store_lse(int row, unsigned long long sum) const {
+    if (!p.lse || row >= kRows || !real(row)) return;
+    const float top = state().tops[row], total = __ll2float_rn(static_cast<long long>(sum));
+    p.lse[place_of(row, p.lse_stride, 1)] = top == kMinusInf ? kMinusInf : A::lse(top, __fmul_rn(total, 0x1p-30f));
+  }
+
+  // Split: of the block's item its place in the round, and what its blocks share.
+  __device__ int nth() const { return kept().item - w.first_item; }
+  __device__ uint32_t* all_tops() const { return w.tops + static_cast<int64_t>(kept().item) * (2 * kRows); }
+  __device__ unsigned long long* all_sums() const { return w.sums + static_cast<int64_t>(nth()) * kRows; }
+  // Of outs, where two sums of a multiplying thread begin: of 64 dims and a row of each eight, the second one is 128 further on.
+  __device__ unsigned long long* outs_of(int thread, int pass) const {
+    return w.outs + (static_cast<int64_t>(nth()) * (D / 64) + slot_of(thread, pass)) * (kRows * 64) + (thread & 127);
+  }
+  __device__ void clear(int item) const;
+  __device__ void finish();
 };
 #endif
 

@@ -1,5 +1,5 @@
 // The tiled form of exact with sm_90's own instructions. See tile_launch.h.
-#include "exact_tile_sums.cuh"
+#include "exact_tile_split.cuh"
 
 using strata_pa::cuda::Params;
 using strata_pa::cuda::Tiles;
@@ -44,6 +44,14 @@ extern "C" __global__ void __launch_bounds__(256, 8) strata_tile_cells(const __g
   extern "C" __global__ void __launch_bounds__(strata_pa::cuda::tile::threads(D), strata_pa::cuda::tile::resident(D))                       \
       strata_exact_tile_d##D##_g64(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {                                          \
     STRATA_PA_BODY(tile_kernel<D>(p, w));                                                                                                        \
+  }                                                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(strata_pa::cuda::tile::threads(D), strata_pa::cuda::tile::resident(D))                       \
+      strata_exact_tile_scores_d##D##_g64(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {                                   \
+    STRATA_PA_BODY(scores_kernel<D>(p, w));                                                                                                      \
+  }                                                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(strata_pa::cuda::tile::threads(D), strata_pa::cuda::tile::resident(D))                       \
+      strata_exact_tile_sums_d##D##_g64(const __grid_constant__ Params p, const __grid_constant__ Tiles w) {                                     \
+    STRATA_PA_BODY(sums_kernel<D>(p, w));                                                                                                        \
   }                                                                                                                                              \
   extern "C" __global__ void __launch_bounds__(D / 2, 512 / D) strata_exact_rest_d##D##_g64(const __grid_constant__ Params p,                 \
                                                                                                 const __grid_constant__ Tiles w) {               \

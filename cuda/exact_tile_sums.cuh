@@ -25,8 +25,8 @@ struct WeightSlot {
   __device__ __forceinline__ WeightSlot before() const { return {i > 0 ? i - 1 : 2 * kSlots - 1}; }
 };
 
-template <int D>
-__device__ __forceinline__ void TileBlock<D>::multiply() {
+template <int D, bool kSplit>
+__device__ __forceinline__ void TileBlock<D, kSplit>::multiply() {
   constexpr int kHalfWeights = kWeightBytes / 2;  // of 32 cells
   const uint32_t base = shared_address(raw_tile);
   const int warp = same_in_warp(thread_now() >> 5);
@@ -107,36 +107,45 @@ __device__ __forceinline__ void TileBlock<D>::multiply() {
     still_read(a[0]), still_read(a[1]);
     release(any);
     if (pass == 0) join_threads(kSumsReady, kThreads);
-    const int me = thread_now(), dim = slot_of(me, pass) * 64 + (me >> 5 & 3) * 16 + (me >> 2 & 7) * 2;
+    auto joined = [&](int n, int odd, int u) {
+      auto byte = [&](int b) { return d[(n * 4 + b) * 4 + u * 2 + odd]; };
+      int64_t o = byte(3);
+      o = (o << 8) + byte(2);
+      o = (o << 8) + byte(1);
+      return (o << 8) + byte(0);
+    };
+    const int me = thread_now();
+    if constexpr (kSplit) {
+      unsigned long long* const to = outs_of(me, pass);
 #pragma unroll
-    for (int n = 0; n < 6; ++n)
+      for (int n = 0; n < 6; ++n) {
+        if (!real(n * 8)) break;
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const int row = n * 8 + (me & 3) * 2 + odd;
-        const int64_t to = state().out_at[row];
-        if (to == kNowhere) continue;
-        const float total = __ll2float_rn(static_cast<long long>(state().sums[row])), unit = state().units[row];
-        float out[2];
-#pragma unroll
-        for (int u = 0; u < 2; ++u) {
-          auto byte = [&](int b) { return d[(n * 4 + b) * 4 + u * 2 + odd]; };
-          int64_t o = byte(3);
-          o = (o << 8) + byte(2);
-          o = (o << 8) + byte(1);
-          o = (o << 8) + byte(0);
-          out[u] = total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
-        }
-        with_dtype(p, [&](auto dtype) { store_out2<decltype(dtype)::value>(p, to + dim, out); });
+        for (int part = 0; part < 4; ++part) add_global(to + (n * 4 + part) * 128, static_cast<unsigned long long>(joined(n, part >> 1, part & 1)));
       }
+    } else {
+      const int dim = dim_of(me, pass);
+#pragma unroll
+      for (int n = 0; n < 6; ++n)
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int row = n * 8 + (me & 3) * 2 + odd;
+          const int64_t to = state().out_at[row];
+          if (to == kNowhere) continue;
+          const float total = __ll2float_rn(static_cast<long long>(state().sums[row])), unit = state().units[row];
+          const float out[2] = {quotient(joined(n, odd, 0), total, unit), quotient(joined(n, odd, 1), total, unit)};
+          with_dtype(p, [&](auto dtype) { store_out2<decltype(dtype)::value>(p, to + dim, out); });
+        }
+    }
   }
-  if (const int row = thread_now(); p.lse && row < kRows && real(row)) {
-    const float top = state().tops[row], total = __ll2float_rn(static_cast<long long>(state().sums[row]));
-    p.lse[place_of(row, p.lse_stride, 1)] = top == kMinusInf ? kMinusInf : A::lse(top, __fmul_rn(total, 0x1p-30f));
+  if (const int row = thread_now(); row < kRows) {
+    if constexpr (kSplit) add_global(all_sums() + row, state().sums[row]);
+    else store_lse(row, state().sums[row]);
   }
 }
 
-template <int D>
-__device__ __forceinline__ void TileBlock<D>::weigh() {
+template <int D, bool kSplit>
+__device__ __forceinline__ void TileBlock<D, kSplit>::weigh() {
   constexpr int kEights = kRows / 8;                                       // groups of 8 rows
   constexpr int kMasksAt = kEights * 1024, kScalesAt = kMasksAt + 32 * 4;  // of what is staged, behind the words
   const int maker = same_in_warp((thread_now() >> 5) - kWarps / 2), units = 2 * same_in_warp(kept().nt), place = same_in_warp(kept().place);  // units of 32 cells
@@ -189,8 +198,8 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
     __syncwarp();
     uint32_t made = 0;  // who waits for the unit before: it is told late, when the fence behind its weights has had its time
 #pragma unroll 1
-    for (int u = first; u < units; u += kMakers) {
-      const bool more = u + kMakers < units;
+    for (int left = units - first; left > 0; left -= kMakers) {
+      const bool more = left > kMakers;
       const unsigned char* const following = from + step * (2 * kUnitBytes);
       float v[kAtOnce][8];
 #pragma unroll
@@ -211,7 +220,7 @@ __device__ __forceinline__ void TileBlock<D>::weigh() {
       record += step * tile::kRecordBytes;
       copy_record(more);
       barrier_wait(empty + now.slot() * 8, now.parity() ^ 1);
-      copy16_if(v_places(8), record + (way * 8 - step) * tile::kRecordBytes + tile::kVPlaces - tile::kMasks, lane < 8 && u + 16 < units);
+      copy16_if(v_places(8), record + (way * 8 - step) * tile::kRecordBytes + tile::kVPlaces - tile::kMasks, lane < 8 && left > 16);
       const uint32_t at = weights + now.slot() * kWeightBytes;
       auto make = [&](auto whole) {
         int x[2][8], anchor[2][4];
@@ -333,13 +342,8 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
   using Block = TileBlock<D>;
   typename Block::State& s = Block::state();
   Block b(p, w);
-  if (const int tid = thread_now(); tid < Block::kWeightSlots) {
-    barrier_init(shared_address(&s.full[tid]), 2);
-    barrier_init(shared_address(&s.empty[tid]), 4 * Block::kAtOnce);
-  }
-  fence_async_shared();
+  b.init_barriers();
   __syncthreads();
-  if (thread_now() == 0) s.place = 0;
   for (int item = static_cast<int>(blockIdx.x); item < w.tiles * p.n_kv;) {
     if (thread_now() == 0) s.item = item, s.next = atomicAdd(w.next, 1) + static_cast<int>(gridDim.x);
     const bool own = b.start(item);

@@ -161,6 +161,8 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     if (item == 0) *w.next = 0;
   }
   if (tid < heads) w.flags[item + tid] = 0;
+  if (w.splits)
+    for (int i = tid; i < heads * 2 * tile::kRows; i += kThreads) w.tops[static_cast<int64_t>(item) * (2 * tile::kRows) + i] = 0;
   // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later, and where all rows see
   // all cells nobody looks at masks. A kind: a bit for each third of the tile's rows; 7 where all queries see it, 0 where but a part of all thirds does.
   if (tid < 3) {
@@ -335,7 +337,10 @@ __device__ __forceinline__ void cells_kernel(const Params& p, const Tiles& w) {
   const int b = static_cast<int>(blockIdx.x), kv = b % p.n_kv, i = b / p.n_kv * tile::kCellsThreads + static_cast<int>(threadIdx.x);
   if (b == 0 && threadIdx.x == 0) *w.next = 0;
   const int items = w.tiles * p.n_kv, cells = w.record_tiles * 64;
-  for (int j = b * tile::kCellsThreads + static_cast<int>(threadIdx.x); j < items; j += static_cast<int>(gridDim.x) * tile::kCellsThreads) w.flags[j] = 0;
+  const int thread = b * tile::kCellsThreads + static_cast<int>(threadIdx.x), threads = static_cast<int>(gridDim.x) * tile::kCellsThreads;
+  for (int j = thread; j < items; j += threads) w.flags[j] = 0;
+  if (w.splits)
+    for (int64_t j = thread; j < int64_t{items} * (2 * tile::kRows); j += threads) w.tops[j] = 0;
   const int cell[1] = {i < p.seq[0].kv_len ? i : -1};
   uint32_t mask[1] = {~0u};
   const InRecord in(i & 63);

@@ -96,6 +96,11 @@ __device__ __forceinline__ void land_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
 }
 
+// *at += x, in global memory, without an answer: the compiler's own additions of 64 bits wait for one.
+__device__ __forceinline__ void add_global(unsigned long long* at, unsigned long long x) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
+}
+
 // ---- matrices
 
 __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t row) {

@@ -1,16 +1,17 @@
-// What a host needs to launch the tiled form of exact for sm_90 (head_dim D 64, 128, 256, groups of 64 dims): its workspace, and four launches on
-// one stream, in this order:
+// What a host needs to launch the tiled form of exact for sm_90 (head_dim D 64, 128, 256, groups of 64 dims): its workspace and the launches of one
+// stream, which tile::plan lists in order. All take (Params, Tiles) and are one-dimensional:
 //
-// | symbol                       | grid                     | block      | dynamic shared memory | parameters      | when            |
-// | ---------------------------- | ------------------------ | ---------- | --------------------- | --------------- | --------------- |
-// | union_symbol()               | union_grid()             | 512        | union_shared_bytes()  | Params, Tiles   | ids             |
-// | strata_tile_cells            | cells_grid()             | 256        | 0                     | Params, Tiles   | no ids          |
-// | strata_exact_tile_d{D}_g64   | Tiles::blocks            | threads(D) | shared_bytes(D)       | Params, Tiles   | always          |
-// | strata_exact_rest_d{D}_g64   | rest_grid()              | D / 2      | that of exact         | Params, Tiles   | always          |
+// | step    | symbol                            | block      | what                                                                                |
+// | ------- | --------------------------------- | ---------- | ----------------------------------------------------------------------------------- |
+// | kUnion  | union_symbol()                    | 512        | with ids: per item the union of its queries' cells, as records of 64 cells          |
+// | kCells  | strata_tile_cells                 | 256        | without: records of every cell of the context, per KV head                          |
+// | kTile   | strata_exact_tile_d{D}_g64        | threads(D) | items one after another, each by one block                                          |
+// | kScores | strata_exact_tile_scores_d{D}_g64 | threads(D) | or a round of items, the cells of each split over blocks: scores and anchors' maxima |
+// | kSums   | strata_exact_tile_sums_d{D}_g64   | threads(D) | the sums of that round                                                              |
+// | kRest   | strata_exact_rest_d{D}_g64        | D / 2      | the plain form, of flagged items alone                                              |
 //
-// An item is a tile (neighbouring queries, at most 48 rows) and a KV head. The first kernel writes, per item or, without ids, per
-// KV head, one record per 64 cells. The last one answers the items that the others flag, query by query: a cell twice in a list, scores out of the
-// range of one word, a scale of V with a minus sign, values that are not finite. Nothing is allocated or read back.
+// An item is a tile (neighbouring queries, at most 48 rows) and a KV head. The last kernel answers the items that the others flag, query by query: a cell
+// twice in a list, scores out of the range of one word, a scale of V with a minus sign, values that are not finite. Nothing is allocated or read back.
 #pragma once
 #include "launch.h"
 
@@ -19,16 +20,21 @@ namespace cuda {
 
 struct Tiles {
   unsigned char* records;  // [items or n_kv][record_tiles][kRecordBytes]
-  unsigned char* words;    // [blocks][item_tiles][kWordBytes]
+  unsigned char* words;    // [blocks][block_tiles][kWordBytes]
   int32_t* counts;         // [items]: cells of an item; with ids
   int32_t* flags;          // [items]: 1: left to the last kernel
   int32_t* next;           // the next item for a block that is done with its first
   int32_t queries, tiles, blocks;
-  int32_t record_tiles, item_tiles;  // of 64 cells
+  int32_t record_tiles, block_tiles;  // of 64 cells: an item's records, what a block has of it at most
   int32_t window;                    // cells that the union looks at at once
   int32_t groups;                    // of a cell's scales
   int32_t listed;                    // cells of a window that it lists in shared memory; 0: too many
   int32_t heads;                     // KV heads of a block of it: all, where they share lists and the items are more than the processors
+  int32_t splits, first_item;        // blocks of an item, 0: each item is one block's; the first item of a round. Split only, as all that follows
+  uint32_t* tops;                    // [items][2][kRows]: kZeroBits + greatest n, greatest n + level; zeroed by the first kernel
+  unsigned long long* sums;          // [items of a round][kRows]: L; zeroed by the scores' kernel, as the next two
+  unsigned long long* outs;          // [items of a round][kRows][D]: O
+  int32_t* done;                     // [items of a round]: blocks that have added theirs
 };
 
 namespace tile {
@@ -69,9 +75,9 @@ constexpr uint32_t shared_bytes(int dim) { return static_cast<uint32_t>(state_at
 
 constexpr int kMostWindow = 192 * 1024;    // bytes of a window of the context's masks, in the union
 constexpr int kMostListed = 48 * 1024;     // bytes of its list
-constexpr int64_t kMostEntries = 65536;    // that a query sees: 32-bit sums of 255 * 128 hold 65,793 terms
-constexpr int64_t kMostWords = int64_t{1} << 30;  // bytes, of all blocks
-constexpr int kFewTiles = 48;  // few items with more than these are for the form that splits an item's cells over blocks
+constexpr int kMostBlockTiles = 1024;      // 65,536 cells: 32-bit sums of 255 * 128 hold 65,793 terms
+constexpr int64_t kMostWords = int64_t{2} << 30;  // bytes, of all blocks
+constexpr int kMostSplits = 64;
 constexpr int64_t kPlaceLimit = int64_t{1} << 36;
 
 inline int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -80,53 +86,71 @@ inline int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 // Of a cell's mask in the union; its top bit is free, or it is a whole word.
 inline int32_t mask_bytes(const Tiles& t) { return t.queries <= 7 ? 1 : t.queries <= 15 ? 2 : 4; }
 
-// Fills all but the pointers.
-inline void shape(const Params& p, int dim, int32_t processors, Tiles& t) {
+// How long it takes, in tiles of 64 cells of a block: `items` of `tiles` each, one block an item; or by rounds, each over `splits` blocks. An item's start
+// and end take as long as kEnds tiles; with splits, which have two kernels and add their sums to memory, longer.
+constexpr int kEnds = 6, kSplitEnds = 12;
+inline int64_t whole_cost(int64_t items, int64_t tiles, int64_t room) { return ceil_div(items, room) * (tiles + kEnds); }
+inline int64_t split_cost(int64_t items, int64_t tiles, int64_t room, int64_t round, int64_t splits) {
+  return ceil_div(items, round) * ceil_div(round * splits, room) * (ceil_div(tiles, splits) + kSplitEnds + splits / 8);
+}
+
+// What of a plan follows from the problem. round: items of a round.
+struct Shape {
+  Tiles t = {};
+  int64_t items, item_tiles, round;
+  bool served = false;
+};
+inline Shape shape(const Params& p, int dim, int32_t processors, int64_t most_words = kMostWords) {
+  Shape s;
+  Tiles& t = s.t;
   const int64_t kv_len = p.seq[0].kv_len;
   const int32_t most = kRows / p.heads_per_kv;
   t.queries = most < 32 ? most : 32;
   t.tiles = (p.n_q + t.queries - 1) / t.queries;
   t.groups = dim / 64;
   t.window = static_cast<int32_t>(up(kv_len, 16) * mask_bytes(t) < kMostWindow ? up(kv_len, 16) : kMostWindow / mask_bytes(t));
-  int64_t seen = ceil_div(kv_len, 64), records = seen;
+  int64_t seen = ceil_div(kv_len, 64), records = seen, likely = seen;  // likely: neighbours' lists are much alike
   if (p.ids) {
-    const int64_t listed = ceil_div(t.queries * (int64_t{p.cap} << p.granularity_log2), 64);
+    const int64_t entries = int64_t{p.cap} << p.granularity_log2, listed = ceil_div(t.queries * entries, 64);
     if (listed < seen) seen = listed;
-    records = seen;
+    records = seen, likely = ceil_div(entries, 64) < seen ? ceil_div(entries, 64) : seen;
   } else if (p.causal && p.window_left >= 0) {
     const int64_t reach = ceil_div(int64_t{p.window_left} + t.queries, 64) + 1;
-    if (reach < seen) seen = reach;
+    if (reach < seen) likely = seen = reach;
   }
-  t.item_tiles = static_cast<int32_t>(seen), t.record_tiles = static_cast<int32_t>(records);
+  t.record_tiles = static_cast<int32_t>(records);
   t.listed = records * 64 * 4 <= kMostListed && t.window * mask_bytes(t) + records * 64 * 4 <= kMostWindow ? t.record_tiles * 64 : 0;
-  const int64_t items = int64_t{t.tiles} * p.n_kv;
-  const int32_t room = resident(dim) * processors;
-  t.blocks = static_cast<int32_t>(items < room ? items : room);
-  t.heads = p.ids_head_stride == 0 && items > processors ? p.n_kv : 1;
+  s.items = int64_t{t.tiles} * p.n_kv, s.item_tiles = seen;
+  t.heads = p.ids_head_stride == 0 && s.items > processors ? p.n_kv : 1;
+
+  const int64_t room = resident(dim) * processors, at_once = s.items < room ? s.items : room;
+  int64_t best = -1;
+  if (seen <= kMostBlockTiles && at_once * seen * kWordBytes <= most_words) {
+    s.served = true, s.round = s.items;
+    t.blocks = static_cast<int32_t>(at_once), t.block_tiles = static_cast<int32_t>(seen);
+    if (2 * s.items > room) return s;
+    best = whole_cost(s.items, likely, room);
+  }
+  for (int64_t splits = 1; splits <= kMostSplits && splits <= seen; ++splits) {
+    const int64_t share = ceil_div(seen, splits);
+    if (share > kMostBlockTiles) continue;
+    int64_t round = room / splits;
+    if (round < 1) round = 1;
+    if (round > s.items) round = s.items;
+    if (round * splits * share * kWordBytes > most_words) round = most_words / (splits * share * kWordBytes);
+    if (round < 1) continue;
+    const int64_t cost = split_cost(s.items, likely, room, round, splits);
+    if (best >= 0 && cost >= best) continue;
+    best = cost, s.served = true, s.round = round;
+    t.splits = static_cast<int32_t>(splits), t.blocks = static_cast<int32_t>(round * splits), t.block_tiles = static_cast<int32_t>(share);
+  }
+  return s;
 }
 
 // Does it serve the problem? pool_bytes: what the larger of k and v spans.
-inline bool serves(const Params& p, int dim, int32_t processors, int64_t pool_bytes) {
+inline bool serves(const Params& p, int dim, int32_t processors, int64_t pool_bytes, int64_t most_words = kMostWords) {
   if (p.group != 64 || p.heads_per_kv > kRows || p.n_seq != 1 || p.pages <= 0 || p.seq[0].kv_len <= 0 || pool_bytes > kPlaceLimit) return false;
-  if (p.seq[0].kv_len > kMostEntries && (!p.ids || int64_t{p.cap} << p.granularity_log2 > kMostEntries)) return false;
-  Tiles t = {};
-  shape(p, dim, processors, t);
-  if (4 * t.blocks < processors && t.item_tiles > kFewTiles) return false;
-  return int64_t{t.blocks} * t.item_tiles * kWordBytes <= kMostWords;
-}
-
-// Sets all of t; returns the workspace's bytes. t's pointers are offsets from `at`, which may be null to ask for the size alone.
-inline int64_t plan(const Params& p, int dim, int32_t processors, unsigned char* at, Tiles& t) {
-  shape(p, dim, processors, t);
-  const int64_t items = int64_t{t.tiles} * p.n_kv;
-  int64_t used = 0;
-  auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += up(bytes, 256); return x; };
-  t.records = take((p.ids ? items : p.n_kv) * t.record_tiles * kRecordBytes);
-  t.words = take(int64_t{t.blocks} * t.item_tiles * kWordBytes);
-  t.counts = reinterpret_cast<int32_t*>(take(items * 4));
-  t.flags = reinterpret_cast<int32_t*>(take(items * 4));
-  t.next = reinterpret_cast<int32_t*>(take(4));
-  return used;
+  return shape(p, dim, processors, most_words).served;
 }
 
 inline uint32_t union_shared_bytes(const Tiles& t) { return static_cast<uint32_t>(t.window * mask_bytes(t) + t.listed * 4); }
@@ -138,6 +162,44 @@ inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast
 inline uint32_t rest_grid(const Params& p, const Tiles& t, int32_t processors) {  // two blocks per processor
   const int64_t items = int64_t{t.tiles} * p.n_kv;
   return static_cast<uint32_t>(items < 2 * processors ? items : 2 * processors);
+}
+
+enum Step : int32_t { kUnion = 0, kCells = 1, kTile = 2, kScores = 3, kSums = 4, kRest = 5 };
+struct Launch {
+  Step step;
+  uint32_t grid, block, shared_bytes;
+};
+
+// Of a problem that it serves: calls launch(Launch, Tiles) for each launch in order; returns the workspace's bytes. `at` may be null to ask for the size alone.
+// plain_shared: what the plain form takes.
+template <class F>
+int64_t plan(const Params& p, int dim, int32_t processors, uint32_t plain_shared, unsigned char* at, const F& launch, int64_t most_words = kMostWords) {
+  const Shape s = shape(p, dim, processors, most_words);
+  Tiles t = s.t;
+  int64_t used = 0;
+  auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += up(bytes, 256); return x; };
+  t.records = take((p.ids ? s.items : p.n_kv) * t.record_tiles * kRecordBytes);
+  t.words = take(int64_t{t.blocks} * t.block_tiles * kWordBytes);
+  t.counts = reinterpret_cast<int32_t*>(take(s.items * 4));
+  t.flags = reinterpret_cast<int32_t*>(take(s.items * 4));
+  t.next = reinterpret_cast<int32_t*>(take(4));
+  if (t.splits) {
+    t.tops = reinterpret_cast<uint32_t*>(take(s.items * kRows * 8));
+    t.sums = reinterpret_cast<unsigned long long*>(take(s.round * kRows * 8));
+    t.outs = reinterpret_cast<unsigned long long*>(take(s.round * kRows * dim * 8));
+    t.done = reinterpret_cast<int32_t*>(take(s.round * 4));
+  }
+  if (p.ids) launch(Launch{kUnion, union_grid(p, t), kUnionThreads, union_shared_bytes(t)}, t);
+  else launch(Launch{kCells, cells_grid(p), kCellsThreads, 0}, t);
+  const uint32_t block = static_cast<uint32_t>(threads(dim));
+  if (!t.splits) launch(Launch{kTile, static_cast<uint32_t>(t.blocks), block, shared_bytes(dim)}, t);
+  for (int64_t first = 0; t.splits && first < s.items; first += s.round) {
+    const int64_t items = s.items - first < s.round ? s.items - first : s.round;
+    t.first_item = static_cast<int32_t>(first);
+    for (Step step : {kScores, kSums}) launch(Launch{step, static_cast<uint32_t>(items * t.splits), block, shared_bytes(dim)}, t);
+  }
+  launch(Launch{kRest, rest_grid(p, t, processors), static_cast<uint32_t>(dim / 2), plain_shared}, t);
+  return used;
 }
 }  // namespace tile
 

@@ -187,6 +187,10 @@ void hide(T*&) {}
 inline void hide(int (&)[4]) {}
 inline void still_read(const uint32_t (&)[4]) {}
 
+STRATA_PA_ATOMIC inline void add_global(unsigned long long* at, unsigned long long x) {
+  machine::atomic(at, sizeof x, __builtin_return_address(0));
+  *at += x;
+}
 inline uint32_t shared_address(const void* p) { return machine::shared_place(p); }
 template <class T>
 void load_from_shared(T* x, int count, uint32_t at) {

@@ -45,7 +45,10 @@ def compiler_options(sm):
 class Tiles(ctypes.Structure):
     """The beginning of cuda/tile_launch.h's."""
 
-    _fields_ = (*fields(u64, "records words counts flags next"), *fields(i32, "queries tiles"))
+    _fields_ = (
+        *fields(u64, "records words counts flags next"),
+        *fields(i32, "queries tiles blocks record_tiles block_tiles window groups listed heads splits first_item"),
+    )
 
 
 class Rows(ctypes.Structure):
@@ -101,7 +104,8 @@ class Machine:
 
     def hook(self, driver):
         """Launches on the driver's cards are computed. driver.flags: of each call in tiles, those left to the plain form; driver.plans: how
-        the launches of exact_tile_sm80 go about it, (splits, phases, heads)."""
+        the launches of exact_tile_sm80 go about it, (splits, phases, heads); driver.rounds: of sm_90's tiles whose cells are split, (splits,
+        first item)."""
         owns = ctypes.cast(driver.lib.fake_owns, ctypes.c_void_p)
 
         def launched(launch, parameters):
@@ -112,6 +116,9 @@ class Machine:
             if symbol.startswith("strata_exact_rows_"):
                 rows = Rows.from_address(parameters[1])
                 driver.plans.append((rows.splits, rows.phases, rows.heads))
+            if symbol.startswith("strata_exact_tile_scores_"):
+                tiles = Tiles.from_address(parameters[1])
+                driver.rounds.append((tiles.splits, tiles.first_item))
             kind = Tiles if symbol.startswith("strata_exact_rest_") else Rows if file == "exact_sm80" else None
             if kind and (lists := kind.from_address(parameters[1])).flags:
                 count = lists.tiles * Params.from_address(parameters[0]).n_kv
@@ -129,7 +136,7 @@ def on_card(driver, q, kv, kernel, options):
     size = strata_pa.plan(there, kv_there, kernel=kernel, **options_there).workspace_bytes
     workspace = on_device(np.full(size, 0xA5, np.uint8), "cuda:0") if size else None
     driver.forget()
-    driver.flags, driver.plans = [], []
+    driver.flags, driver.plans, driver.rounds = [], [], []
     try:
         call.run(out, lse, False, workspace)
     except strata_pa.Error:

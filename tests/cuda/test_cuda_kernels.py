@@ -114,12 +114,14 @@ def examples(n):
 
 
 @examples(30)
-@given(TILE_SPECS, st.sampled_from([np.float32, np.float16]), st.booleans())
-def test_random_problems_in_tiles(card, spec, dtype, repeats):
+@given(TILE_SPECS, st.sampled_from([np.float32, np.float16]), st.booleans(), st.sampled_from([3, 60]))
+def test_random_problems_in_tiles(card, spec, dtype, repeats, processors):
+    card.lib.fake_processors(processors)
     q, kv, options = build_lists(spec, repeats)
     check(card, q.astype(dtype), kv, "exact", options)
 
 
+@pytest.mark.parametrize("processors", [1, 60])  # sm_90: an item's cells are one block's, or split over blocks
 @pytest.mark.parametrize(
     ("lists", "sequence", "other"),
     [
@@ -135,16 +137,32 @@ def test_random_problems_in_tiles(card, spec, dtype, repeats):
         ("shared", (9, 1300), {"dim_group": (64, 64), "n_rep": 3}),
     ],
 )
-def test_long_problems_in_tiles(card, lists, sequence, other):
+def test_long_problems_in_tiles(card, lists, sequence, other, processors):
+    card.lib.fake_processors(processors)
     spec = PLAIN | {"seed": 6, "dim_group": (256, 64), "n_rep": 12, "page_size": 16, "sequences": [sequence], "lists": lists, "cap": 200}
     q, kv, options = build_lists(spec | other, False)
     check(card, q, kv, "exact", options)
     assert len(card.flags) == 1
     assert not np.any(card.flags)  # tiles answered everything
+    if card.sm == 90:
+        assert [splits > 1 for splits, _ in card.rounds] == [True] * (processors == 60)
     if lists:
         q, kv, options = build_lists(spec | other, True)
         check(card, q, kv, "exact", options)
         assert np.any(card.flags)
+
+
+@pytest.mark.parametrize("machine", [90], indirect=True)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_rounds_of_tiles(card, dim):
+    """Lists that may have more cells than a block's 32-bit sums hold: two blocks an item, as many items at once as the card has room for."""
+    spec = PLAIN | {"seed": 13, "dim_group": (dim, 64), "n_rep": 12, "page_size": 16, "sequences": [(9, 66000)], "lists": "shared", "cap": 65600}
+    q, kv, options = build_lists(spec, False)
+    options["widths"] = np.array([200, 0, 130, 1, 64, 500, 63, 65, 300], np.int32)
+    card.lib.fake_processors(2 if dim == 64 else 4)
+    check(card, q, kv, "exact", options)
+    assert card.rounds == [(2, 0), (2, 2), (2, 4)]
+    assert not np.any(card.flags)
 
 
 @general
@@ -194,26 +212,38 @@ def test_plans_of_tiles(card, lists, processors, plan, dim_group):
     assert not np.any(card.flags)
 
 
+def splits_cells(card):
+    return any(splits > 1 for splits, _ in card.rounds)
+
+
+few_or_many_cells = pytest.mark.parametrize(("processors", "cells"), [(3, 190), (60, 1700)])  # of many, sm_90 splits
+
+
+@few_or_many_cells
 @pytest.mark.parametrize("lists", [None, "shared"])
-def test_values_that_are_not_finite(card, lists):
-    spec = PLAIN | {"seed": 5, "dim_group": (256, 64), "n_rep": 12, "sequences": [(14, 190)], "lists": lists, "cap": 45}
+def test_values_that_are_not_finite(card, lists, processors, cells):
+    card.lib.fake_processors(processors)
+    spec = PLAIN | {"seed": 5, "dim_group": (256, 64), "n_rep": 12, "sequences": [(14, cells)], "lists": lists, "cap": cells // 4}
     q, kv, options = build_lists(spec, False)
     if lists:
-        options["ids"][13] = np.where(options["ids"][13] == 189, -1, options["ids"][13])
-        options["ids"][13, 0] = 189
+        options["ids"][13] = np.where(options["ids"][13] == cells - 1, -1, options["ids"][13])
+        options["ids"][13, 0] = cells - 1
     q[0, 3, 7], q[2, 9, 0], q[4, 1] = np.nan, -np.inf, 0
     q[8, 8] = 3e38
-    last = kv.page_table[189 // 4]
-    kv.v_scale[last, 1, 1, 2] = np.inf  # cell 189, which the last query alone sees
+    page, slot = divmod(cells - 1, 4)  # the cell that the last query alone sees
+    kv.v_scale[kv.page_table[page], 1, slot, 2] = np.inf
     want = strata_pa.prompt_attention(q, paged(kv), kernel="exact", **options)
     assert np.isnan(want).any(-1).sum() > 5
     check(card, q, kv, "exact", options)
     assert 0 < np.mean(card.flags) < 1
+    assert splits_cells(card) == (card.sm == 90 and cells > 1000)
 
 
+@few_or_many_cells
 @pytest.mark.parametrize("dim_group", [(64, 64), (256, 64)])
-def test_scores_between_two_integers(card, dim_group):
-    spec = PLAIN | {"seed": 8, "dim_group": dim_group, "n_kv": 1, "n_rep": 12, "page_size": 16, "sequences": [(4, 150)], "causal": False}
+def test_scores_between_two_integers(card, dim_group, processors, cells):
+    card.lib.fake_processors(processors)
+    spec = PLAIN | {"seed": 8, "dim_group": dim_group, "n_kv": 1, "n_rep": 12, "page_size": 16, "sequences": [(4, cells)], "causal": False}
     q, kv, options = build_lists(spec, False)
     q[:], kv.k[:], kv.k_scale[:] = 0, 0, 0.5
     q[..., 0] = 1
@@ -227,18 +257,21 @@ def test_scores_between_two_integers(card, dim_group):
     check(card, q, kv, "exact", options)
 
 
+@few_or_many_cells
 @pytest.mark.parametrize("dim_group", [(64, 64), (128, 64), (256, 64)])
-def test_scales_with_a_minus_sign(card, dim_group):
+def test_scales_with_a_minus_sign(card, dim_group, processors, cells):
     """K's change nothing. V's are for the plain form where a card has tiles whose weights are unsigned."""
-    spec = PLAIN | {"seed": 9, "dim_group": dim_group, "n_rep": 12, "sequences": [(9, 90)]}
+    card.lib.fake_processors(processors)
+    spec = PLAIN | {"seed": 9, "dim_group": dim_group, "n_rep": 12, "sequences": [(9, cells)]}
     q, kv, options = build_lists(spec, False)
     kv.k_scale[:] *= np.random.default_rng(1).choice([-1, 1], kv.k_scale.shape).astype(kv.k_scale.dtype)
     check(card, q, kv, "exact", options)
     assert not np.any(card.flags)
-    last = kv.page_table[89 // 4]
-    kv.v_scale[last, 1, 89 % 4, -1] *= -1  # cell 89, which the last query alone sees
+    page, slot = divmod(cells - 1, 4)  # the cell that the last query alone sees
+    kv.v_scale[kv.page_table[page], 1, slot, -1] *= -1
     check(card, q, kv, "exact", options)
     assert np.sum(card.flags) == (1 if card.sm == 90 else 0)
+    assert splits_cells(card) == (card.sm == 90 and cells > 1000)
 
 
 @general
