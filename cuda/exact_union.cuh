@@ -138,7 +138,7 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
   }
 }
 
-// One block per item, or per tile where all KV heads have the same lists (Tiles::heads). The context goes by windows; in each, a mask of 1 << size bytes per cell
+// One block per item, or per tile where all KV heads have the same lists (Tiles::heads); or Tiles::writers of each, which all list its cells. The context goes by windows; in each, a mask of 1 << size bytes per cell
 // gathers the queries' bits, then its cells are listed in order and their records written. A cell twice in a list shows as fewer bits than entries.
 template <int size>
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
@@ -147,7 +147,8 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   __shared__ uint32_t thirds[3];
   constexpr int kThreads = tile::kUnionThreads, kWarps = kThreads / 32, kWidth = 8 << size;
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
-  const int heads = w.heads, item = static_cast<int>(blockIdx.x) * heads;
+  const int heads = w.heads, item = static_cast<int>(blockIdx.x) / w.writers * heads;
+  auto writer = [&] { return static_cast<int>(blockIdx.x) % w.writers; };
   const int kv = item % p.n_kv, first_query = first_query_of(p, w, item), end_query = min(first_query + w.queries, p.n_q);
   const int64_t apart = static_cast<int64_t>(w.record_tiles) * tile::kRecordBytes;
   unsigned char* const records = w.records + item * apart;
@@ -158,10 +159,10 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   auto slot = [&](int i) { return reinterpret_cast<uint32_t*>(records + static_cast<int64_t>(i >> 6) * tile::kRecordBytes + tile::kLevels) + word_place(i & 63); };
   if (tid == 0) {
     surplus = 0;
-    if (item == 0) *w.next = 0;
+    if (blockIdx.x == 0) *w.next = 0;
   }
-  if (tid < heads) w.flags[item + tid] = 0;
-  if (w.splits)
+  if (writer() == 0 && tid < heads) w.flags[item + tid] = 0;
+  if (writer() == 0 && w.splits)
     for (int i = tid; i < heads * 2 * tile::kRows; i += kThreads) w.tops[static_cast<int64_t>(item) * (2 * tile::kRows) + i] = 0;
   // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later, and where all rows see
   // all cells nobody looks at masks. A kind: a bit for each third of the tile's rows; 7 where all queries see it, 0 where but a part of all thirds does.
@@ -277,7 +278,7 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
       for (int kind = 0; kind < 8; ++kind) counts[warp][kind] = static_cast<int>(upto[kind >> 1] >> (kind & 1) * 16 & 0xffff);
     __syncthreads();
     if (surplus != 0) {
-      if (tid < heads) w.flags[item + tid] = 1, w.counts[item + tid] = 0;
+      if (writer() == 0 && tid < heads) w.flags[item + tid] = 1, w.counts[item + tid] = 0;
       return;
     }
     // A warp's first place for a kind: a lane adds the counts of a kind in a quarter of the warps.
@@ -310,8 +311,9 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     const int first = (total & ~63) + tid < total ? (total & ~63) + tid + kThreads : (total & ~63) + tid;  // where a thread's place in a record is always the same
     auto write = [&](auto constant) {
       constexpr int N = decltype(constant)::value ? 2 : 1;
+      // Flags: of several writers none sets what another is still to clear; the cells' levels say it, too.
 #pragma unroll 1
-      for (int i = first; i < padded; i += N * kThreads) {
+      for (int i = first + writer() * N * kThreads; i < padded; i += w.writers * N * kThreads) {
         int cell[N];
         uint32_t mask[N];
 #pragma unroll
@@ -322,14 +324,14 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
           cell[u] = real ? base + at : -1;
           mask[u] = real ? mask_of(at) : 0;
         }
-        write_cells<N, 2, decltype(constant)::value>(p, kv, kv + heads, records, apart, i, kThreads, padded, in, cell, mask, w.groups, w.flags + item);
+        write_cells<N, 2, decltype(constant)::value>(p, kv, kv + heads, records, apart, i, kThreads, padded, in, cell, mask, w.groups, w.writers == 1 ? w.flags + item : nullptr);
       }
     };
     if (whole_scales(p, w.groups)) write(Constant<1>());
     else write(Constant<0>());
     total = end;
   }
-  if (tid < heads) w.counts[item + tid] = total;
+  if (writer() == 0 && tid < heads) w.counts[item + tid] = total;
 }
 
 // Without ids: every cell of the context once per KV head, for all tiles; which query sees it the tiles know by its number.

@@ -30,6 +30,7 @@ struct Tiles {
   int32_t groups;                    // of a cell's scales
   int32_t listed;                    // cells of a window that it lists in shared memory; 0: too many
   int32_t heads;                     // KV heads of a block of it: all, where they share lists and the items are more than the processors
+  int32_t writers;                   // blocks that make an item's union, each writes a part of the records
   int32_t splits, first_item;        // blocks of an item, 0: each item is one block's; the first item of a round. Split only, as all that follows
   uint32_t* tops;                    // [items][2][kRows]: kZeroBits + greatest n, greatest n + level; zeroed by the first kernel
   unsigned long long* sums;          // [items of a round][kRows]: L; zeroed by the scores' kernel, as the next two
@@ -78,6 +79,7 @@ constexpr int kMostListed = 48 * 1024;     // bytes of its list
 constexpr int kMostBlockTiles = 1024;      // 65,536 cells: 32-bit sums of 255 * 128 hold 65,793 terms
 constexpr int64_t kMostWords = int64_t{2} << 30;  // bytes, of all blocks
 constexpr int kMostSplits = 64;
+constexpr int kMostWaves = 4;  // of the blocks that a card has room for: so many a round has at most; more items are not split where they need not be
 constexpr int64_t kPlaceLimit = int64_t{1} << 36;
 
 inline int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -86,18 +88,19 @@ inline int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 // Of a cell's mask in the union; its top bit is free, or it is a whole word.
 inline int32_t mask_bytes(const Tiles& t) { return t.queries <= 7 ? 1 : t.queries <= 15 ? 2 : 4; }
 
-// How long it takes, in tiles of 64 cells of a block: `items` of `tiles` each, one block an item; or by rounds, each over `splits` blocks. An item's start
-// and end take as long as kEnds tiles; with splits, which have two kernels and add their sums to memory, longer.
-constexpr int kEnds = 6, kSplitEnds = 12;
+// How long it takes, in tiles of 64 cells of a block: `items` of `tiles` each, one block an item; or each over `splits` blocks, by rounds. An item's start and
+// end take as long as kEnds tiles; longer with splits, which have two kernels and add their sums to memory.
+constexpr int kEnds = 7, kSplitEnds = 10;
 inline int64_t whole_cost(int64_t items, int64_t tiles, int64_t room) { return ceil_div(items, room) * (tiles + kEnds); }
 inline int64_t split_cost(int64_t items, int64_t tiles, int64_t room, int64_t round, int64_t splits) {
-  return ceil_div(items, round) * ceil_div(round * splits, room) * (ceil_div(tiles, splits) + kSplitEnds + splits / 8);
+  const int64_t full = items / round, others = items % round;
+  return (full * ceil_div(round * splits, room) + ceil_div(others * splits, room)) * (ceil_div(tiles, splits) + kSplitEnds + splits / 8);
 }
 
 // What of a plan follows from the problem. round: items of a round.
 struct Shape {
   Tiles t = {};
-  int64_t items, item_tiles, round;
+  int64_t items, round;
   bool served = false;
 };
 inline Shape shape(const Params& p, int dim, int32_t processors, int64_t most_words = kMostWords) {
@@ -114,31 +117,34 @@ inline Shape shape(const Params& p, int dim, int32_t processors, int64_t most_wo
     const int64_t entries = int64_t{p.cap} << p.granularity_log2, listed = ceil_div(t.queries * entries, 64);
     if (listed < seen) seen = listed;
     records = seen, likely = ceil_div(entries, 64) < seen ? ceil_div(entries, 64) : seen;
-  } else if (p.causal && p.window_left >= 0) {
-    const int64_t reach = ceil_div(int64_t{p.window_left} + t.queries, 64) + 1;
-    if (reach < seen) likely = seen = reach;
+  } else if (p.causal) {
+    const int64_t reach = p.window_left < 0 ? seen : ceil_div(int64_t{p.window_left} + t.queries, 64) + 1;
+    if (reach < seen) seen = reach;
+    likely = ceil_div(kv_len - p.n_q / 2, 64) < seen ? ceil_div(kv_len - p.n_q / 2, 64) : seen;
   }
   t.record_tiles = static_cast<int32_t>(records);
   t.listed = records * 64 * 4 <= kMostListed && t.window * mask_bytes(t) + records * 64 * 4 <= kMostWindow ? t.record_tiles * 64 : 0;
-  s.items = int64_t{t.tiles} * p.n_kv, s.item_tiles = seen;
+  s.items = int64_t{t.tiles} * p.n_kv;
   t.heads = p.ids_head_stride == 0 && s.items > processors ? p.n_kv : 1;
+  const int64_t parts = ceil_div(likely, 2 * kUnionThreads / 64), idle = processors / s.items;
+  t.writers = static_cast<int32_t>(!t.listed || idle < 2 ? 1 : parts < idle ? parts : idle);
 
   const int64_t room = resident(dim) * processors, at_once = s.items < room ? s.items : room;
   int64_t best = -1;
   if (seen <= kMostBlockTiles && at_once * seen * kWordBytes <= most_words) {
     s.served = true, s.round = s.items;
     t.blocks = static_cast<int32_t>(at_once), t.block_tiles = static_cast<int32_t>(seen);
-    if (2 * s.items > room) return s;
+    if (s.items > kMostWaves * room) return s;
     best = whole_cost(s.items, likely, room);
   }
-  for (int64_t splits = 1; splits <= kMostSplits && splits <= seen; ++splits) {
-    const int64_t share = ceil_div(seen, splits);
-    if (share > kMostBlockTiles) continue;
-    int64_t round = room / splits;
-    if (round < 1) round = 1;
+  for (int64_t splits = ceil_div(seen, kMostBlockTiles); splits <= kMostSplits && splits <= seen; ++splits) {
+    const int64_t share = ceil_div(seen, splits), wave = room > splits ? room / splits : 1;  // items at once
+    int64_t round = most_words / (splits * share * kWordBytes);
+    if (round < 1) return s;
+    if (s.served && s.items * splits > 2 * kMostWaves * room) break;
+    if (round > kMostWaves * wave) round = kMostWaves * wave;
+    if (round > wave) round = round / wave * wave;
     if (round > s.items) round = s.items;
-    if (round * splits * share * kWordBytes > most_words) round = most_words / (splits * share * kWordBytes);
-    if (round < 1) continue;
     const int64_t cost = split_cost(s.items, likely, room, round, splits);
     if (best >= 0 && cost >= best) continue;
     best = cost, s.served = true, s.round = round;
@@ -158,7 +164,7 @@ inline const char* union_symbol(const Tiles& t) { return mask_bytes(t) == 1 ? "s
 inline uint32_t cells_grid(const Params& p) {
   return static_cast<uint32_t>(p.n_kv * ((p.seq[0].kv_len + kCellsThreads - 1) / kCellsThreads));
 }
-inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast<uint32_t>(t.tiles * p.n_kv / t.heads); }
+inline uint32_t union_grid(const Params& p, const Tiles& t) { return static_cast<uint32_t>(t.tiles * p.n_kv / t.heads * t.writers); }
 inline uint32_t rest_grid(const Params& p, const Tiles& t, int32_t processors) {  // two blocks per processor
   const int64_t items = int64_t{t.tiles} * p.n_kv;
   return static_cast<uint32_t>(items < 2 * processors ? items : 2 * processors);

@@ -47,7 +47,7 @@ class Tiles(ctypes.Structure):
 
     _fields_ = (
         *fields(u64, "records words counts flags next"),
-        *fields(i32, "queries tiles blocks record_tiles block_tiles window groups listed heads splits first_item"),
+        *fields(i32, "queries tiles blocks record_tiles block_tiles window groups listed heads writers splits first_item"),
     )
 
 
