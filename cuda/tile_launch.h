@@ -90,7 +90,7 @@ inline int32_t mask_bytes(const Tiles& t) { return t.queries <= 7 ? 1 : t.querie
 
 // How long it takes, in tiles of 64 cells of a block: `items` of `tiles` each, one block an item; or each over `splits` blocks, by rounds. An item's start and
 // end take as long as kEnds tiles; longer with splits, which have two kernels and add their sums to memory.
-constexpr int kEnds = 7, kSplitEnds = 10;
+constexpr int kEnds = 9, kSplitEnds = 12;
 inline int64_t whole_cost(int64_t items, int64_t tiles, int64_t room) { return ceil_div(items, room) * (tiles + kEnds); }
 inline int64_t split_cost(int64_t items, int64_t tiles, int64_t room, int64_t round, int64_t splits) {
   const int64_t full = items / round, others = items % round;
