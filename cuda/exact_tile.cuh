@@ -220,6 +220,36 @@ struct TileBlock {
     return __reduce_or_sync(~0u, active);
   }
 
+  // Copies tile i's codes to stage `odd` of the warpgroup; beside them of its record k_scale, masks, levels; the places of the tile after the next one
+  // of this warpgroup.
+  struct Stages {
+    uint32_t codes, extras;
+    __device__ __forceinline__ Stages(uint32_t shared, int group)
+        : codes(shared + kDigits + group * (2 * kCodes)), extras(shared + kDigits + kScoreStages * kCodes + group * (2 * kExtras)) {}
+    __device__ __forceinline__ void issue(int i, int nt, int odd, const Cells& cells, const int8_t* pool, const unsigned char* records, int thread) const {
+      const int more = i < nt, part = thread & 127;
+      copy_codes(codes + odd * kCodes, pool, cells, thread, more);
+      constexpr int kUnits = tile::kRecordBytes / 16;
+      const bool here = part < 64;  // past the last tile: places that nobody needs
+      const int ahead = here ? tile::kKScales / 16 : 2 * kStep * kUnits - 64, last = here ? nt * kUnits : (nt - 1) * kUnits - 64;
+      const uint32_t from = min(i * kUnits + ahead, last) + part;
+      copy16_if(extras + odd * kExtras + part * 16, sixteenths(records, from), more & (part < kExtras / 16));
+    }
+  };
+
+  // The first two tiles of each warpgroup, which land while q's digits are made.
+  __device__ void begin_scores() const {
+    const int thread = thread_now(), group = uniform(thread >> 7), nt = uniform(kept().nt);
+    const Stages stages(shared_address(raw_tile), group);
+    const unsigned char* const records = kept().records;
+    auto place = [&](int odd) { return records + static_cast<int64_t>(max(min(group + odd * kStep, nt - 1), 0)) * tile::kRecordBytes; };
+    const Cells first(place(0), thread), second(place(1), thread);
+    stages.issue(group, nt, 0, first, kept().k, records, thread);
+    commit_copies();
+    stages.issue(group + kStep, nt, 1, second, kept().k, records, thread);
+    commit_copies();
+  }
+
   // Scores of all cells, as words; the anchors' maxima. A warpgroup takes every kStep-th tile. Of its 16 rows by groups of 64 dims, the products of two
   // run while those of another are joined. 16 rows that see none of a tile's cells are left out.
   __device__ void scores() {
@@ -228,27 +258,11 @@ struct TileBlock {
     const int pair = (thread & 127) >> 2;  // cells g and g + 8 of the warp's 16, which lie side by side in the record
     const int nt = uniform(kept().nt), all = uniform(kept().all), inner_first = uniform(kept().inner_first), inner_end = uniform(kept().inner_end);
     const uint32_t shared = uniform(shared_address(raw_tile));
-    const uint32_t codes = shared + kDigits + group * (2 * kCodes), extras = shared + kDigits + kScoreStages * kCodes + group * (2 * kExtras);
-    const uint32_t first_a = place_of_matrix(codes);
+    const Stages stages(shared, group);
+    const uint32_t first_a = place_of_matrix(stages.codes);
     int top[12], raised[12];
 #pragma unroll
     for (int u = 0; u < 12; ++u) top[u] = raised[u] = 0;  // below all sums
-    // Beside the codes of a tile: of its record k_scale, masks, levels; the places of the tile after the next one of this warpgroup.
-    auto issue = [&](int i, int odd, const Cells& cells, const int8_t* pool, const unsigned char* records) {
-      const int more = i < nt, part = thread & 127;
-      copy_codes(codes + odd * kCodes, pool, cells, thread, more);
-      constexpr int kUnits = tile::kRecordBytes / 16;
-      const bool here = part < 64;  // past the last tile: places that nobody needs
-      const int ahead = here ? tile::kKScales / 16 : 2 * kStep * kUnits - 64, last = here ? nt * kUnits : (nt - 1) * kUnits - 64;
-      const uint32_t from = min(i * kUnits + ahead, last) + part;
-      copy16_if(extras + odd * kExtras + part * 16, sixteenths(records, from), more & (part < kExtras / 16));
-    };
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      const int i = group + odd * kStep;
-      if (i < nt) issue(i, odd, Cells(kept().records + static_cast<int64_t>(i) * tile::kRecordBytes, thread), kept().k, kept().records);
-      commit_copies();
-    }
     unsigned char* out = words() + (group - kStep) * (2 * kUnitBytes) + (warp >> 1 & 1) * kUnitBytes + (g >> 1 & 1) * 512 +
                          ((g >> 2) + 4 * t + (warp & 1) * 16) * 16 + (g & 1) * 8;
     const uint32_t b = place_of_matrix(kGroups == 4 ? shared_address(raw_tile) : shared);  // all matrices of the 12 steps would lie in registers
@@ -267,7 +281,7 @@ struct TileBlock {
     uint32_t mask_of[2];
     uint32_t seen = 7;  // which 16 rows see one of its cells: a bit each
     auto load_extras = [&](int odd) {
-      const uint32_t extra = extras + odd * kExtras;
+      const uint32_t extra = stages.extras + odd * kExtras;
       load_shared4(scales, extra + pair * 16);
       load_shared2(mask_of[0], mask_of[1], extra + 512 + pair * 8);
       load_shared2(level_of[0], level_of[1], extra + 768 + pair * 8);
@@ -395,14 +409,14 @@ struct TileBlock {
           }
           land_and_fence();
         }
-        const Cells cells(extras + odd * kExtras + 1024, thread);
+        const Cells cells(stages.extras + odd * kExtras + 1024, thread);
         int at[4];  // state's records and k, read in one: so raw_tile's address is not made anew
         load_shared4(at, shared + kState + offsetof(State, records));
         const auto* const records = reinterpret_cast<const unsigned char*>(pointer_of(at[0], at[1]));
         const auto* const pool = reinterpret_cast<const int8_t*>(pointer_of(at[2], at[3]));
         join_warpgroup(group);  // all threads' codes of the next tile have landed; nothing of this one is needed any more
         load_extras(odd ^ 1);
-        issue(i + 2 * kStep, odd, cells, pool, records);  // before the products: loads would wait behind these, and their registers are free
+        stages.issue(i + 2 * kStep, nt, odd, cells, pool, records, thread);  // before the products: loads would wait behind these, and their registers are free
         commit_copies();
         a = first_a + (odd ^ 1) * (kCodes / 16);  // behind the last tile: products that nobody reads, since wgmma is not for branches
         multiply(d[0], a, 0), multiply(d[1], a, 1);
@@ -462,6 +476,7 @@ struct TileBlock {
   // The first of two neighbouring dims that it has sums of, in rows n * 8 + (thread & 3) * 2 and the next ones.
   static __device__ __forceinline__ int dim_of(int thread, int pass) { return slot_of(thread, pass) * 64 + (thread >> 5 & 3) * 16 + (thread >> 2 & 7) * 2; }
   // The sums over all cells, and out.
+  __device__ void sums();
   __device__ void multiply();
   __device__ void weigh();
   static __device__ __forceinline__ float quotient(int64_t o, float total, float unit) {

@@ -29,14 +29,15 @@ __device__ __forceinline__ void TileBlock<D, kSplit>::finish() {
   if (!state().next) return;
   __threadfence();
   with_dtype(p, [&](auto dtype) {
-#pragma unroll 4
+#pragma unroll
     for (int i = thread_now(); i < kGroups * 12 * 128; i += kThreads) {  // as multiply() has them
       const int group = i / (12 * 128), part = (i >> 7) % 12, thread = group * 128 + (i & 127), row = (part >> 1) * 8 + (thread & 3) * 2 + (part & 1);
-      if (!real(row)) continue;
+      const int64_t to = state().out_at[row];
+      if (to == kNowhere) continue;
       const unsigned long long* const from = outs_of(thread, 0) + part * 256;
       const float total = __ll2float_rn(static_cast<long long>(__ldcg(all_sums() + row))), unit = state().units[row];
       const float out[2] = {quotient(static_cast<int64_t>(__ldcg(from)), total, unit), quotient(static_cast<int64_t>(__ldcg(from + 128)), total, unit)};
-      store_out2<decltype(dtype)::value>(p, place_of(row, p.out_stride, p.out_head_stride) + dim_of(thread, 0), out);
+      store_out2<decltype(dtype)::value>(p, to + dim_of(thread, 0), out);
     }
   });
   if (const int row = thread_now(); row < kRows) store_lse(row, __ldcg(all_sums() + row));
@@ -51,6 +52,7 @@ __device__ __forceinline__ void scores_kernel(const Params& p, const Tiles& w) {
   const bool own = b.start(item);
   __syncthreads();
   if (!own) return;
+  b.begin_scores();
   b.digits();
   fence_async_shared();
   __syncthreads();
@@ -73,17 +75,9 @@ __device__ __forceinline__ void sums_kernel(const Params& p, const Tiles& w) {
   const bool own = b.start(w.first_item + static_cast<int>(blockIdx.x) / w.splits);
   __syncthreads();
   if (!own) return;
-  b.anchors();
-  __syncthreads();
-  if (s.bad) {
-    if (thread_now() == 0) w.flags[s.item] = 1;
-    return;
-  }
-  if (s.nt > 0) {
-    if (thread_now() < Block::kThreads / 2) b.multiply();
-    else b.weigh();
-  }
-  b.finish();
+  b.sums();
+  if (!s.bad) return b.finish();
+  if (thread_now() == 0) w.flags[s.item] = 1;
 }
 #endif
 

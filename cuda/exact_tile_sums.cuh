@@ -38,36 +38,30 @@ __device__ __forceinline__ void TileBlock<D, kSplit>::multiply() {
   WeightSlot<kWeightSlots, kMakers> now{same_in_warp(kept().place)};
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
-    const int nt = same_in_warp(kept().nt);
+    const int nt = same_in_warp(kept().bad ? 0 : kept().nt);
     int left = nt;  // tiles
     const int8_t* from = kept().v + slot_of(thread_now(), pass) * 64 + (thread_now() & 3) * 16;
     hide(from);
     // Of a tile's cells the places are on their way, then the codes, three tiles before the products. The first four tiles' places are looked up here, others
     // have come with the weights of earlier tiles.
-    uint2 next;
     auto look_up = [&](int i) {
-      if (i >= nt) return;
-      const int tile = pass == 0 ? nt - 1 - i : i;
-      next = __ldg(reinterpret_cast<const uint2*>(kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + tile::kVPlaces + own * 8));
+      const int tile = max(pass == 0 ? nt - 1 - i : min(i, nt - 1), 0);
+      return __ldg(reinterpret_cast<const uint2*>(kept().records + tile * static_cast<int64_t>(tile::kRecordBytes) + tile::kVPlaces + own * 8));
     };
-    auto copy = [&](bool any, int slot) {
-      hide(next.x), hide(next.y);  // their addresses are made here, while products run
+    auto copy = [&](uint2& place, bool any, int slot) {
+      hide(place.x), hide(place.y);  // their addresses are made here, while products run
       if (any) {
-        copy16(copied + slot, from + static_cast<uint64_t>(next.x) * 16);
-        copy16(copied + slot + 64, from + static_cast<uint64_t>(next.y) * 16);
+        copy16(copied + slot, from + static_cast<uint64_t>(place.x) * 16);
+        copy16(copied + slot + 64, from + static_cast<uint64_t>(place.y) * 16);
       }
       commit_copies();
     };
     auto release = [&](bool any) {  // the weights of the tile before
       barrier_arrive_if(base + kState + offsetof(State, empty) + now.before().slot() * 8, any && leader);
     };
-    look_up(0);
-    copy(left > 0, 0);
-    look_up(1);
-    copy(left > 1, tile::kValueBytes);
-    look_up(2);
-    copy(left > 2, 2 * tile::kValueBytes);
-    look_up(3);
+    uint2 first[3] = {look_up(0), look_up(1), look_up(2)}, next = look_up(3);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) copy(first[i], left > i, i * tile::kValueBytes);
     int d[96];  // zeroes that the compiler does not know of: it would take the first turn out of the loop, with a wait for every product
 #pragma unroll
     for (int u = 0; u < 96; ++u) d[u] = 0, hide(d[u]);
@@ -96,7 +90,7 @@ __device__ __forceinline__ void TileBlock<D, kSplit>::multiply() {
       ldmatrix4_trans(x, read + slot + 32 * 64);
       land_copies<1>();
       join_warpgroup(warp >> 2);  // all have what they copied of the next tile, and have read this one
-      copy(left > 3, slot);
+      copy(next, left > 3, slot);
       load_shared2(next.x, next.y, left > 4 ? base + kPlaces + now.later(4).i * 256 + own * 8 : base + kState);  // of the next pass: not there yet
       multiply_half(1);
       any = true;
@@ -194,6 +188,12 @@ __device__ __forceinline__ void TileBlock<D, kSplit>::weigh() {
     copy_record(first < units);
 #pragma unroll
     for (int eight = 0; eight < kEights; eight += 2) copy_pair(eight, from, first < units);
+    if constexpr (kSums) __syncthreads();  // the anchors are there
+    if (state().bad) {
+      land_copies<0>();
+      if constexpr (kSums) announce_threads(kSumsReady, kThreads);
+      return;
+    }
     land_copies<2>();
     __syncwarp();
     uint32_t made = 0;  // who waits for the unit before: it is told late, when the fence behind its weights has had its time
@@ -337,6 +337,18 @@ __device__ __forceinline__ void TileBlock<D, kSplit>::weigh() {
   if constexpr (kPasses > 1) walk(1, Constant<0>());
 }
 
+// Where State::bad is set, those who multiply do so with no tiles: wgmma is not for branches.
+template <int D, bool kSplit>
+__device__ __forceinline__ void TileBlock<D, kSplit>::sums() {
+  if (thread_now() < kThreads / 2) {
+    anchors();
+    __syncthreads();
+    multiply();
+  } else {
+    weigh();
+  }
+}
+
 template <int D>
 __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
   using Block = TileBlock<D>;
@@ -349,21 +361,19 @@ __device__ __forceinline__ void tile_kernel(const Params& p, const Tiles& w) {
     const bool own = b.start(item);
     __syncthreads();
     if (own) {
+      b.begin_scores();
       b.digits();
       fence_async_shared();
       __syncthreads();
       b.scores();
       __threadfence_block();
       __syncthreads();
-      b.anchors();
+      b.sums();
+      if (thread_now() >= Block::kThreads / 2) b.fetch(b.kept().next);
       __syncthreads();
-      if (s.bad) {
-        if (thread_now() == 0) w.flags[b.kept().item] = 1;
-      } else {
-        if (thread_now() < Block::kThreads / 2) b.multiply();
-        else b.weigh(), b.fetch(b.kept().next);
-        __syncthreads();
-        if (thread_now() == 0) s.place = (s.place + s.nt * Block::kPasses) % (2 * Block::kWeightSlots);
+      if (thread_now() == 0) {
+        if (s.bad) w.flags[s.item] = 1;
+        else s.place = (s.place + s.nt * Block::kPasses) % (2 * Block::kWeightSlots);
       }
     }
     item = b.kept().next;
