@@ -246,7 +246,8 @@ def expected(archs: tuple[int, ...], without: Iterable[str] = ()) -> Expected:
     if "exact" not in without:
         tiled = {"strata_tile_cells": 0, **{f"strata_tile_union{bits}": int(sizes[3]) for bits in (8, 16, 32)}}
         for dim, size in zip((64, 128, 256), sizes[:3], strict=True):
-            tiled |= {f"strata_exact_tile_d{dim}_g64": int(size), f"strata_exact_rest_d{dim}_g64": shared[f"strata_exact_d{dim}_g64"]}
+            tiled |= {f"strata_exact_tile_{kind}d{dim}_g64": int(size) for kind in ("", "scores_", "sums_")}
+            tiled[f"strata_exact_rest_d{dim}_g64"] = shared[f"strata_exact_d{dim}_g64"]
         shared |= tiled | {"strata_rows_lists": int(sizes[4]), "strata_rows_cells": 0}
         only = dict.fromkeys(tiled, 90)
         least |= only | dict.fromkeys(("strata_rows_lists", "strata_rows_cells"), least["strata_exact_d64_g64"])

@@ -51,7 +51,7 @@ __device__ __forceinline__ void scores_kernel(const Params& p, const Tiles& w) {
   b.clear(item);
   const bool own = b.start(item);
   __syncthreads();
-  if (!own) return;
+  if (!own || (Block::state().nt == 0 && blockIdx.x % w.splits > 0)) return;  // the item's first block looks at q, whatever it has of cells
   b.begin_scores();
   b.digits();
   fence_async_shared();

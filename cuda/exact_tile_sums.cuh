@@ -113,7 +113,7 @@ __device__ __forceinline__ void TileBlock<D, kSplit>::multiply() {
       unsigned long long* const to = outs_of(me, pass);
 #pragma unroll
       for (int n = 0; n < 6; ++n) {
-        if (!real(n * 8)) break;
+        if (kept().nt == 0 || !real(n * 8)) break;
 #pragma unroll
         for (int part = 0; part < 4; ++part) add_global(to + (n * 4 + part) * 128, static_cast<unsigned long long>(joined(n, part >> 1, part & 1)));
       }

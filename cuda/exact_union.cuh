@@ -138,8 +138,9 @@ __device__ __forceinline__ void write_cells(const Params& p, int first_kv, int e
   }
 }
 
-// One block per item, or per tile where all KV heads have the same lists (Tiles::heads); or Tiles::writers of each, which all list its cells. The context goes by windows; in each, a mask of 1 << size bytes per cell
-// gathers the queries' bits, then its cells are listed in order and their records written. A cell twice in a list shows as fewer bits than entries.
+// One block per item, or per tile where all KV heads have the same lists (Tiles::heads); where items are few, Tiles::writers blocks, which all list the cells. The
+// context goes by windows; in each, a mask of 1 << size bytes per cell gathers the queries' bits, then its cells are listed in order and their records written. A
+// cell twice in a list shows as fewer bits than entries.
 template <int size>
 __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
   extern __shared__ uint4 seen[];
@@ -161,9 +162,10 @@ __device__ __forceinline__ void union_kernel(const Params& p, const Tiles& w) {
     surplus = 0;
     if (blockIdx.x == 0) *w.next = 0;
   }
-  if (writer() == 0 && tid < heads) w.flags[item + tid] = 0;
-  if (writer() == 0 && w.splits)
-    for (int i = tid; i < heads * 2 * tile::kRows; i += kThreads) w.tops[static_cast<int64_t>(item) * (2 * tile::kRows) + i] = 0;
+  if (writer() == 0) {
+    if (tid < heads) w.flags[item + tid] = 0;
+    for (int i = tid; w.splits && i < heads * 2 * tile::kRows; i += kThreads) w.tops[static_cast<int64_t>(item) * (2 * tile::kRows) + i] = 0;
+  }
   // Cells of a kind lie together, so that tiles of 64 have few: a tile's rows that see none of its cells are left out later, and where all rows see
   // all cells nobody looks at masks. A kind: a bit for each third of the tile's rows; 7 where all queries see it, 0 where but a part of all thirds does.
   if (tid < 3) {
@@ -341,8 +343,7 @@ __device__ __forceinline__ void cells_kernel(const Params& p, const Tiles& w) {
   const int items = w.tiles * p.n_kv, cells = w.record_tiles * 64;
   const int thread = b * tile::kCellsThreads + static_cast<int>(threadIdx.x), threads = static_cast<int>(gridDim.x) * tile::kCellsThreads;
   for (int j = thread; j < items; j += threads) w.flags[j] = 0;
-  if (w.splits)
-    for (int64_t j = thread; j < int64_t{items} * (2 * tile::kRows); j += threads) w.tops[j] = 0;
+  for (int64_t j = thread; w.splits && j < int64_t{items} * (2 * tile::kRows); j += threads) w.tops[j] = 0;
   const int cell[1] = {i < p.seq[0].kv_len ? i : -1};
   uint32_t mask[1] = {~0u};
   const InRecord in(i & 63);

@@ -202,7 +202,8 @@ int64_t plan(const Params& p, int dim, int32_t processors, uint32_t plain_shared
   for (int64_t first = 0; t.splits && first < s.items; first += s.round) {
     const int64_t items = s.items - first < s.round ? s.items - first : s.round;
     t.first_item = static_cast<int32_t>(first);
-    for (Step step : {kScores, kSums}) launch(Launch{step, static_cast<uint32_t>(items * t.splits), block, shared_bytes(dim)}, t);
+    const uint32_t grid = static_cast<uint32_t>(items * t.splits);
+    launch(Launch{kScores, grid, block, shared_bytes(dim)}, t), launch(Launch{kSums, grid, block, shared_bytes(dim)}, t);
   }
   launch(Launch{kRest, rest_grid(p, t, processors), static_cast<uint32_t>(dim / 2), plain_shared}, t);
   return used;

@@ -125,7 +125,7 @@ def test_the_one_list():
 def test_symbols_and_shared_memory_of_the_table():
     want = audit.expected(audit.listed())
     assert {V2, FP32, IMMA, "strata_v1_d256_g64", "strata_exact_d64_g32", "strata_fp32_d64_r4"} <= set(want.least)
-    assert len(want.least) == 2 + 3 * 4 + 4 * 9 + 2 + 10 + 1 + 6
+    assert len(want.least) == 2 + 3 * 4 + 4 * 9 + 2 + 16 + 1 + 6
     assert set(want.only) == {symbol for symbol in want.least if want.has(symbol, 90) and not want.has(symbol, 100)}
     assert all(size <= 227 * 1024 for size in want.shared.values())
     assert (want.least[V2], want.least[FP32]) == (80, 75)

@@ -224,26 +224,56 @@ def test_which_form_serves(driver):
     assert own in [x[0] for x in launched(fake, q, kv, out)[0]]
     for kernel in ("v2", "v1", "fp32", "imma"):
         assert strata_pa.plan(q, kv, kernel=kernel).workspace_bytes == 0
-    long = FakeArray((4097,), np.int32)  # 16,388 cells
-    assert general in [x[0] for x in launched(fake, *birth(page_table=long))[0]]  # two items, whose cells it splits
-    assert own in [x[0] for x in launched(fake, *birth(page_table=long), ids=FakeArray((3, 40), np.int32))[0]]
-    many = birth(n_q=80, page_table=long)
-    assert own in [x[0] for x in launched(fake, *many)[0]]
     two = birth(page_table=FakeArray((2, 3), np.int32))
     assert general in [x[0] for x in launched(fake, *two, cu_seqlens_q=[0, 1, 3])[0]]
     other = in_geometry(256, 128, 2, 12, 3)
     assert "strata_exact_rows_d256_g128" in [x[0] for x in launched(fake, *other)[0]]
-    # A list of more entries than 32-bit sums hold, in a context that has as many cells; words of more than a GiB.
-    for cells, cap, symbol in (
-        (68000, 65536, general),
-        (68000, 8000, own),
-        (68000, None, general),
-        (40000, None, own),
-        (48000, None, general),
-    ):
-        problem = birth(n_q=600, page_table=FakeArray((cells // 4,), np.int32))
-        ids = {"ids": FakeArray((600, cap), np.int32)} if cap else {}
-        assert symbol in [x[0] for x in launched(fake, *problem, **ids)[0]], (cells, cap)
+
+
+@pytest.mark.parametrize(
+    ("cells", "n_q", "cap", "rounds"),  # rounds: blocks of each pair of launches where an item's cells are split
+    [
+        (24, 3, None, []),
+        (16000, 3, None, [2 * 36]),  # two items
+        (16000, 3, 40, []),
+        (16000, 3, 6000, [2 * 19]),
+        (16000, 80, None, [40 * 3]),
+        (16000, 255, None, []),  # 128 items on 132 processors
+        (16000, 300, None, [132 * 4, 18 * 4]),  # one each would leave most processors idle in the end
+        (16000, 2200, None, []),
+        (65536, 600, None, [132 * 3, 132 * 3, 36 * 3]),  # a block for each of so long items: words of 1.6 GB as it is
+        (65536, 1600, None, []),
+        (68000, 600, 8000, [132 * 4, 18 * 4]),
+        (68000, 600, 65536, [132 * 3, 132 * 3, 36 * 3]),  # more cells than 32-bit sums hold
+        (262144, 256, None, [33 * 4, 33 * 4, 33 * 4, 29 * 4]),
+    ],
+)
+def test_cells_are_split_where_items_are_few_or_long(driver, cells, n_q, cap, rounds):
+    fake = driver(90)
+    problem = birth(n_q=n_q, page_table=FakeArray((cells // 4,), np.int32))
+    launches, size = launched(fake, *problem, **({"ids": FakeArray((n_q, cap), np.int32)} if cap else {}))
+    first, *middle, rest = [x[0] for x in launches]
+    assert (first, rest) == ("strata_tile_union8" if cap else "strata_tile_cells", "strata_exact_rest_d256_g64")
+    assert middle == (["strata_exact_tile_scores_d256_g64", "strata_exact_tile_sums_d256_g64"] * len(rounds) or ["strata_exact_tile_d256_g64"])
+    assert [x[1] for x in launches[1:-1]] == [blocks for blocks in rounds for _ in range(2)] or not rounds
+    assert size < 3 << 30
+
+
+def test_the_plain_form_stands_in_for_split_tiles_that_the_driver_refuses(driver):
+    for kind in ("scores", "sums"):
+        fake = driver(90)
+        fake.fail("cuFuncSetAttribute", 1, symbol=f"strata_exact_tile_{kind}_")
+        launches, _ = launched(fake, *birth(page_table=FakeArray((4000,), np.int32)))
+        assert [x[0] for x in launches] == ["strata_exact_d256_g64"]
+
+
+@pytest.mark.parametrize("queries", [8, 40, 128, 300])
+def test_the_blocks_of_an_items_union(driver, queries):
+    """A list's cells are written by several blocks where items are few."""
+    fake = driver(90)
+    launches, _ = launched(fake, *birth(n_q=queries, page_table=FakeArray((8000,), np.int32)), ids=FakeArray((queries, 2051), np.int32))
+    items = -(-queries // 4) * 2
+    assert launches[0][:2] == ("strata_tile_union8", {8: 3 * items, 40: 3 * items, 128: 2 * items, 300: items // 2}[queries])
 
 
 def test_the_plain_form_stands_in_for_tiles_of_rows_that_the_driver_refuses(driver):
