@@ -5,7 +5,6 @@ python exact_tile.py --form sm80 [--only golden,sweep,speed,growth,long] [--json
 """
 
 import argparse
-import ctypes
 import datetime
 import json
 import pathlib
@@ -21,7 +20,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "golden")]
 import check  # noqa: E402
 import inputs  # noqa: E402
 import rows  # noqa: E402
-from kernels import Kernels, Params, Problem  # noqa: E402
+from kernels import Kernels, Problem  # noqa: E402
 
 from strata_pa import reference  # noqa: E402
 
@@ -37,79 +36,6 @@ def build(name, architecture):
     subprocess.run(
         ["nvcc", *FLAGS, "-gencode", architecture, "-cubin", "-o", OUT / f"{name}.sm_90.cubin", ROOT / f"cuda/{name}.cu"], check=True
     )
-
-
-class Tiles(ctypes.Structure):
-    _fields_ = [
-        *[(x, ctypes.c_uint64) for x in ("records", "words", "counts", "flags", "next")],
-        *[(x, ctypes.c_int32) for x in ("queries", "tiles", "blocks", "record_tiles", "item_tiles", "window", "groups", "listed", "heads")],
-    ]
-
-
-class TileKernels:
-    def __init__(self, kernels, image):
-        self.k, self.lib = kernels, ctypes.CDLL(str(OUT / "exact_tile.so"))
-        self.lib.tile_plan.restype, self.lib.union_symbol.restype = ctypes.c_longlong, ctypes.c_char_p
-        assert self.lib.tiles_bytes() == ctypes.sizeof(Tiles)
-        d = kernels.driver
-        module = d.load(image)
-        names = [f"exact_{x}_d{dim}_g64" for dim in (64, 128, 256) for x in ("tile", "rest")]
-        names += ["tile_cells", *[f"tile_union{bits}" for bits in (8, 16, 32)]]
-        self.f = {x: d.function(module, f"strata_{x}") for x in names}
-        for dim in (64, 128, 256):
-            d.allow_shared(self.f[f"exact_tile_d{dim}_g64"], self.lib.tile_shared_bytes(dim))
-        for bits in (8, 16, 32):
-            d.allow_shared(self.f[f"tile_union{bits}"], 196608)
-        self.processors = d.device_attribute(16)
-
-    def serves(self, problem):
-        return bool(self.lib.tile_serves(ctypes.byref(problem.params), problem.dim, self.processors, ctypes.c_longlong(0)))
-
-    def launcher(self, problem, parts=("first", "tile", "rest")):
-        """A function that launches the kernels once, and a function that gives the flags."""
-        d, ks, dim = self.k.driver, self.k, problem.dim
-        own = Params.from_buffer_copy(problem.params)
-        own.score_scale = ks.lib.scale_for(4, problem.sm_scale)
-        t = Tiles()
-        size = self.lib.tile_plan(ctypes.byref(own), dim, self.processors, None, ctypes.byref(t))
-        at = d.alloc(size)
-        d.fill(at, 0xCD, size)
-        self.lib.tile_plan(ctypes.byref(own), dim, self.processors, ctypes.c_void_p(at), ctypes.byref(t))
-        shared, block, other = ctypes.c_uint(), ctypes.c_uint(), ctypes.byref(ctypes.c_uint())
-        ks.lib.config_for(4, ctypes.byref(own), dim, other, ctypes.byref(block), ctypes.byref(shared))
-        tile, rest = self.f[f"exact_tile_d{dim}_g64"], self.f[f"exact_rest_d{dim}_g64"]
-        d.allow_shared(rest, shared.value)
-        items = t.tiles * own.n_kv
-
-        def work():
-            if "first" in parts:
-                if own.ids:
-                    grid = self.lib.union_grid(ctypes.byref(own), ctypes.byref(t))
-                    union = self.f[self.lib.union_symbol(ctypes.byref(t)).decode().removeprefix("strata_")]
-                    d.launch(union, grid, 512, self.lib.union_shared_bytes(ctypes.byref(t)), own, t)
-                else:
-                    d.launch(self.f["tile_cells"], self.lib.cells_grid(ctypes.byref(own)), 256, 0, own, t)
-            if "tile" in parts:
-                d.launch(tile, t.blocks, self.lib.tile_threads(dim), self.lib.tile_shared_bytes(dim), own, t)
-            if "rest" in parts:
-                grid = self.lib.rest_grid(ctypes.byref(own), ctypes.byref(t), self.processors)
-                d.launch(rest, grid, block.value, shared.value, own, t)
-
-        work.workspace = size
-        return work, lambda: (d.get(t.flags, items, np.int32), d.get(t.counts, items, np.int32))
-
-    def run(self, problem):
-        d = self.k.driver
-        d.fill(problem.params.out, 0xAB, problem.bytes)
-        d.fill(problem.params.lse, 0xAB, problem.n_q * problem.n_head * 4)
-        work, flags = self.launcher(problem)
-        work()
-        d.sync()
-        return (
-            d.get(problem.params.out, (problem.n_q, problem.n_head, problem.dim), problem.out_type),
-            d.get(problem.params.lse, (problem.n_q, problem.n_head), np.float32),
-            flags()[0],
-        )
 
 
 def random_problem(seed):
@@ -216,7 +142,7 @@ def apart(context=32768, n_q=2048, width=2051, seed=1):
 class TileChecks:
     def __init__(self, image):
         self.k = Kernels(OUT)
-        self.t = TileKernels(self.k, image)
+        self.t = rows.TileKernels(self.k, image, OUT)
         self.record, self.failures = {}, []
 
     def note(self, ok, text):
@@ -227,45 +153,47 @@ class TileChecks:
     def golden(self, steps=(0, 1, 7, 64)):
         known = json.loads((ROOT / "tests/golden/portable.json").read_text())["cases"]
         hits = {}
-        for name in inputs.CASES:
+        for name, want in known.items():
             p = inputs.load(name)
             n = len(p["q"])
-            for step in steps:
+            if not self.t.serves(Problem(self.k, p)):
+                continue
+            for step in steps if n <= 64 else [x for x in steps if x != 1]:
                 for variant in (p,) if step else (p, check.shuffled(p)):
-                    outs, left = [], 0
-                    for i in range(0, n, step or n):
-                        out, _, flags = self.t.run(Problem(self.k, variant, q_rows=slice(i, min(i + step, n)) if step else None))
-                        outs.append(out)
-                        left += int(flags.sum())
-                        self.k.driver.free_all()
-                    ok = check.digest(np.concatenate(outs)) == known[name]["exact"]
-                    hits[name] = hits.get(name, True) and ok
-                    self.note(ok, f"{name}, calls of {step or 'all'} rows: not the golden bytes ({left} items left)")
-                    if step == 0:
-                        print("golden", name, ok, "items left to the plain form:", left, flush=True)
-        self.record["golden digests, whole, in calls of 1, 7 and 64 rows, with shuffled pages"] = hits
+                    for label, limits in rows.PLANS.items() if step == 0 else [("the card's", {})]:
+                        least = -(-int(p["kv_len"]) // 64) * 12288  # an item's words
+                        limits = limits | {"words": max(limits["words"], 4 * least)} if "words" in limits else limits
+                        outs = []
+                        for i in range(0, n, step or n):
+                            q_rows = slice(i, min(i + step, n)) if step else None
+                            outs.append(self.t.run(Problem(self.k, variant, q_rows=q_rows), **limits)[0])
+                            self.k.driver.free_all()
+                        ok = check.digest(np.concatenate(outs)) == want["exact"]
+                        hits[name] = hits.get(name, True) and ok
+                        self.note(ok, f"{name}, calls of {step or 'all'} rows, plan of {label}: not the golden bytes")
+        print("golden", hits, flush=True)
+        self.record["golden digests, whole, in calls of 1, 7 and 64 rows, with shuffled pages, by every plan"] = hits
 
     def quick(self):
         self.golden((0,))
         self.sweep(120)
 
     def sweep(self, count=300):
-        right, items, left = 0, 0, 0
-        for seed in range(count):
-            p, options, kind = random_problem(seed)
+        self.sweep_over((seed, *random_problem(seed)) for seed in range(count))
+
+    def sweep_over(self, problems):
+        right, runs, items, left = 0, 0, 0, 0
+        for seed, p, options, kind in problems:
             problem = Problem(self.k, p, **options)
-            assert self.t.serves(problem)
             want, want_lse = problem.run("exact")
-            out, lse, flags = self.t.run(problem)
-            same = np.array_equal(check.bits(out), check.bits(want)) and np.array_equal(check.bits(lse), check.bits(want_lse))
-            right, items, left = right + same, items + len(flags), left + int(flags.sum())
-            if not same:
-                rows = np.argwhere((check.bits(out) != check.bits(want)).any(-1))
-                same_lse = np.array_equal(lse, want_lse, equal_nan=True)
-                self.note(False, f"sweep {seed} {kind} {options} lse {same_lse} rows {rows[:4].tolist()} ({len(rows)}) of {out.shape[:2]}")
+            for label, limits in rows.PLANS.items():
+                out, lse, flags = self.t.run(problem, **limits)
+                same = np.array_equal(check.bits(out), check.bits(want)) and np.array_equal(check.bits(lse), check.bits(want_lse))
+                runs, right, items, left = runs + 1, right + same, items + len(flags), left + int(flags.sum())
+                self.note(same, f"sweep {seed} {kind} {label} {options} {self.t.shape}")
             self.k.driver.free_all()
-        print(f"sweep {right} of {count} as the plain form; {left} of {items} items left to it", flush=True)
-        found = {"problems": count, "right": right, "items": items, "items left to the plain form": left}
+        found = {"problems and plans": runs, "right": right, "items": items, "items left to the plain form": left}
+        print("sweep", found, flush=True)
         self.record["sweep against the plain form"] = found
 
     def profile(self):
@@ -322,45 +250,9 @@ class RowsChecks(TileChecks):
         self.t = rows.RowsKernels(self.k, image, OUT)
         self.record, self.failures = {}, []
 
-    def golden(self, steps=(0, 1, 7, 64)):
-        known = json.loads((ROOT / "tests/golden/portable.json").read_text())["cases"]
-        hits = {}
-        for name, want in known.items():
-            p = inputs.load(name)
-            n = len(p["q"])
-            for step in steps if n <= 64 else [x for x in steps if x != 1]:
-                for variant in (p,) if step else (p, check.shuffled(p)):
-                    for label, limits in rows.PLANS.items() if step == 0 else [("the card's", {})]:
-                        least = -(-int(p["kv_len"]) // 64) * 12288  # an item's words
-                        limits = limits | {"words": max(limits["words"], 4 * least)} if "words" in limits else limits
-                        outs = []
-                        for i in range(0, n, step or n):
-                            q_rows = slice(i, min(i + step, n)) if step else None
-                            outs.append(self.t.run(Problem(self.k, variant, q_rows=q_rows), **limits)[0])
-                            self.k.driver.free_all()
-                        ok = check.digest(np.concatenate(outs)) == want["exact"]
-                        hits[name] = hits.get(name, True) and ok
-                        self.note(ok, f"{name}, calls of {step or 'all'} rows, plan of {label}: not the golden bytes")
-        print("golden", hits, flush=True)
-        self.record["golden digests, whole, in calls of 1, 7 and 64 rows, with shuffled pages, by every plan"] = hits
-
     def sweep(self, count=360):
-        right, problems, items, left = 0, 0, 0, 0
-        for seed in range(count):
-            p, options, kind = rows.unique_lists(seed)
-            if len(p["q"]) == 0:
-                continue
-            problem = Problem(self.k, p, **options)
-            want, want_lse = problem.run("exact")
-            for label, limits in rows.PLANS.items():
-                out, lse, flags = self.t.run(problem, **limits)
-                same = np.array_equal(check.bits(out), check.bits(want)) and np.array_equal(check.bits(lse), check.bits(want_lse))
-                problems, right, items, left = problems + 1, right + same, items + len(flags), left + int(flags.sum())
-                self.note(same, f"sweep {seed} {kind} {label} {options} {self.t.shape}")
-            self.k.driver.free_all()
-        found = {"problems and plans": problems, "right": right, "items": items, "items left to the plain form": left}
-        print("sweep", found, flush=True)
-        self.record["sweep against the plain form"] = found
+        problems = ((seed, *rows.unique_lists(seed)) for seed in range(count))
+        self.sweep_over(x for x in problems if len(x[1]["q"]))
 
     def time(self, p, repeats=15, plain=True):
         problem = Problem(self.k, p)

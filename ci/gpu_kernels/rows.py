@@ -1,25 +1,25 @@
-"""Launches the tiled form of exact for cards from sm_80 (cuda/exact_tile_sm80.h), as its plan lists the launches."""
+"""Launches the tiled forms of exact (cuda/exact_tile_sm80.h, cuda/tile_launch.h), as their plans list the launches."""
 
 import ctypes
 
 import numpy as np
 
-SYMBOLS = ("strata_rows_lists", "strata_rows_cells", "strata_exact_rows_d{}_g{}", "strata_exact_d{}_g{}")
-STEPS = ("first", "first", "tile", "rest")
-WORDS, RECORDS = 1 << 30, 512 << 20
-
 
 class RowsKernels:
     """`processors`, `words`, `records`: of the plan; other than the card's own they make it split or go by rounds."""
 
+    name, plain_symbols, words, records = "rows", ("strata_exact_d{}_g{}",), 1 << 30, 512 << 20
+    symbols = ("strata_rows_lists", "strata_rows_cells", "strata_exact_rows_d{}_g{}", *plain_symbols)
+    parts = ("first", "first", "tile", "rest")
+    shape_names = ("tiles", "splits", "phases", "item_tiles")
+
     def __init__(self, kernels, image, folder):
-        self.k, self.lib, d = kernels, ctypes.CDLL(str(folder / "exact_tile.so")), kernels.driver
-        self.lib.rows_plan.restype = ctypes.c_longlong
-        self.lib.rows_flags.restype = ctypes.c_uint64
-        self.module, self.functions = d.load(image), {}
+        self.k, lib, d = kernels, ctypes.CDLL(str(folder / "exact_tile.so")), kernels.driver
+        self.c = {x: getattr(lib, f"{self.name}_{x}") for x in ("plan", "flags", "launch_bytes", "bytes", "shape", "serves")}
+        self.c["plan"].restype, self.c["flags"].restype = ctypes.c_longlong, ctypes.c_uint64
+        self.lib, self.module, self.functions = lib, d.load(image), {}
         self.processors = d.device_attribute(16)
         self.max_shared = d.device_attribute(97)
-        self.own = {}
 
     def function(self, symbol, shared):
         if symbol not in self.functions:
@@ -31,26 +31,28 @@ class RowsKernels:
         return entry[0]
 
     def serves(self, problem):
-        return bool(self.lib.rows_serves(ctypes.byref(problem.params), ctypes.c_longlong(0)))
+        return bool(self.c["serves"](ctypes.byref(problem.params), problem.dim, self.processors, ctypes.c_longlong(0)))
 
-    def plan(self, problem, params, at, processors=None, words=WORDS, records=RECORDS, max_shared=None, most=4096):
+    def symbol(self, step, launch, problem, group):
+        return self.symbols[step].format(problem.dim, group)
+
+    def plan(self, problem, params, at, processors=None, words=None, records=None, max_shared=None, most=4096):
         """(bytes, launches): each (step, grid, block, shared bytes, Rows)."""
         plain, other = ctypes.c_uint(), ctypes.byref(ctypes.c_uint())
         self.k.lib.config_for(4, ctypes.byref(params), problem.dim, other, other, ctypes.byref(plain))
-        size, count = self.lib.rows_launch_bytes(), ctypes.c_int()
+        size, count = self.c["launch_bytes"](), ctypes.c_int()
         store = ctypes.create_string_buffer(size * most)
-        used = self.lib.rows_plan(
+        used = self.c["plan"](
             ctypes.byref(params), problem.dim, processors or self.processors, max_shared or self.max_shared, plain,
-            ctypes.c_void_p(at), ctypes.c_longlong(words), ctypes.c_longlong(records), store, most, ctypes.byref(count),
+            ctypes.c_void_p(at), ctypes.c_longlong(words or self.words), ctypes.c_longlong(records or self.records), store, most,
+            ctypes.byref(count),
         )  # fmt: skip
         assert count.value <= most
         launches = []
         for i in range(count.value):
             one = store[i * size : (i + 1) * size]
             head = np.frombuffer(one, np.uint32, 4)
-            launches.append(
-                (*map(int, head), ctypes.create_string_buffer(one[16 : 16 + self.lib.rows_bytes()], self.lib.rows_bytes()), one)
-            )
+            launches.append((*map(int, head), ctypes.create_string_buffer(one[16 : 16 + self.c["bytes"]()], self.c["bytes"]()), one))
         return used, launches
 
     def launcher(self, problem, parts=("first", "tile", "rest"), **limits):
@@ -63,10 +65,10 @@ class RowsKernels:
         d.fill(at, 0xCD, size)
         _, launches = self.plan(problem, own, at, **limits)
         calls = []
-        for step, grid, block, shared, rows, _ in launches:
-            if STEPS[step] in parts:
-                symbol = SYMBOLS[step].format(problem.dim, own.group)
-                f = ks.function("exact", symbol, shared) if step == 3 else self.function(symbol, shared)
+        for step, grid, block, shared, rows, launch in launches:
+            if self.parts[step] in parts:
+                symbol = self.symbol(step, launch, problem, own.group)
+                f = ks.function("exact", symbol, shared) if self.symbols[step] in self.plain_symbols else self.function(symbol, shared)
                 calls.append((f, grid, block, shared, own, rows))
 
         def work():
@@ -75,11 +77,11 @@ class RowsKernels:
 
         last = ctypes.create_string_buffer(launches[-1][-1])
         numbers = (ctypes.c_int * 4)()
-        self.lib.rows_shape(ctypes.create_string_buffer(launches[-2][-1]), numbers)
+        self.c["shape"](ctypes.create_string_buffer(launches[-2][-1]), numbers)
         work.workspace, work.launches = size, len(launches)
-        work.shape = dict(zip(("tiles", "splits", "phases", "item_tiles"), numbers, strict=True))
+        work.shape = dict(zip(self.shape_names, numbers, strict=True))
         items = numbers[0] * own.n_kv
-        return work, lambda: (d.get(self.lib.rows_flags(last), items, np.int32), None)
+        return work, lambda: d.get(self.c["flags"](last), items, np.int32)
 
     def run(self, problem, **limits):
         d = self.k.driver
@@ -92,8 +94,26 @@ class RowsKernels:
         return (
             d.get(problem.params.out, (problem.n_q, problem.n_head, problem.dim), problem.out_type),
             d.get(problem.params.lse, (problem.n_q, problem.n_head), np.float32),
-            flags()[0],
+            flags(),
         )
+
+
+class TileKernels(RowsKernels):
+    """sm_90's own form."""
+
+    name, plain_symbols, words = "tile", (), 2 << 30
+    symbols = (
+        "", "strata_tile_cells", "strata_exact_tile_d{}_g{}", "strata_exact_tile_scores_d{}_g{}", "strata_exact_tile_sums_d{}_g{}",
+        "strata_exact_rest_d{}_g{}",
+    )  # fmt: skip
+    parts = ("first", "first", "tile", "tile", "tile", "rest")
+    shape_names = ("tiles", "splits", "writers", "block_tiles")
+
+    def symbol(self, step, launch, problem, group):
+        if step > 0:
+            return super().symbol(step, launch, problem, group)
+        self.lib.tile_union.restype = ctypes.c_char_p
+        return self.lib.tile_union(ctypes.create_string_buffer(launch)).decode()
 
 
 # Plans that split cells over blocks, or go by rounds, where the card's own would not.

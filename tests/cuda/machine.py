@@ -104,8 +104,8 @@ class Machine:
 
     def hook(self, driver):
         """Launches on the driver's cards are computed. driver.flags: of each call in tiles, those left to the plain form; driver.plans: how
-        the launches of exact_tile_sm80 go about it, (splits, phases, heads); driver.rounds: of sm_90's tiles whose cells are split, (splits,
-        first item)."""
+        the launches of exact_tile_sm80 go about it, (splits, phases, heads); driver.rounds: of sm_90's launches for cells that are split,
+        (splits, first item)."""
         owns = ctypes.cast(driver.lib.fake_owns, ctypes.c_void_p)
 
         def launched(launch, parameters):

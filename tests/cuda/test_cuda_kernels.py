@@ -155,8 +155,10 @@ def test_long_problems_in_tiles(card, lists, sequence, other, processors):
 @pytest.mark.parametrize("machine", [90], indirect=True)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_rounds_of_tiles(card, dim):
-    """Lists that may have more cells than a block's 32-bit sums hold: two blocks an item, and rounds of four times the blocks of the card."""
-    spec = PLAIN | {"seed": 13, "dim_group": (dim, 64), "n_rep": 12, "page_size": 16, "sequences": [(9, 66000)], "lists": "shared", "cap": 65600}
+    """Lists that may have more cells than a block's 32-bit sums hold: two blocks an item, and rounds of four times the card's blocks."""
+    spec = PLAIN | {
+        "seed": 13, "dim_group": (dim, 64), "n_rep": 12, "page_size": 16, "sequences": [(9, 66000)], "lists": "shared", "cap": 65600,
+    }  # fmt: skip
     q, kv, options = build_lists(spec, False)
     options["widths"] = np.array([200, 0, 130, 1, 64, 500, 63, 65, 300], np.int32)
     card.lib.fake_processors(1 if dim == 64 else 2)

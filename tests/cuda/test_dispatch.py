@@ -254,7 +254,8 @@ def test_cells_are_split_where_items_are_few_or_long(driver, cells, n_q, cap, ro
     launches, size = launched(fake, *problem, **({"ids": FakeArray((n_q, cap), np.int32)} if cap else {}))
     first, *middle, rest = [x[0] for x in launches]
     assert (first, rest) == ("strata_tile_union8" if cap else "strata_tile_cells", "strata_exact_rest_d256_g64")
-    assert middle == (["strata_exact_tile_scores_d256_g64", "strata_exact_tile_sums_d256_g64"] * len(rounds) or ["strata_exact_tile_d256_g64"])
+    assert middle == [f"strata_exact_tile_{kind}_d256_g64" for _ in rounds for kind in ("scores", "sums")] or not rounds
+    assert rounds or middle == ["strata_exact_tile_d256_g64"]
     assert [x[1] for x in launches[1:-1]] == [blocks for blocks in rounds for _ in range(2)] or not rounds
     assert size < 3 << 30
 

@@ -23,6 +23,16 @@ def with_workspace(placed):
     return workspace_on(HERE["device"], size + (64 << 20))  # calls of a few of its queries may split cells, and ask for more
 
 
+def on_the_card(q, kv, options):
+    """exact with the workspace of its plan, into an array that held something else."""
+    there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
+    size = strata_pa.plan(there, kv_there, kernel="exact", **options_there).workspace_bytes
+    assert size > 0
+    out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
+    strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
+    return out.read()
+
+
 @cases
 @pytest.mark.parametrize("step", [None, 1, 7, 64])
 def test_golden_digests(name, step):
@@ -61,12 +71,7 @@ def test_random_problems(seed):
         options |= {"ids": ids, "widths": r.integers(0, ids.shape[1] + 1, n_q).astype(np.int32)}
     kv = strata_pa.PagedKV(k, v, ks, vs, table)
     want = strata_pa.prompt_attention(q, kv, kernel="exact", return_lse=True, **options)
-    there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
-    size = strata_pa.plan(there, kv_there, kernel="exact", **options_there).workspace_bytes
-    assert size > 0
-    out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
-    strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
-    assert same_bytes(out.read(), want[0])
+    assert same_bytes(on_the_card(q, kv, options), want[0])
 
 
 GEOMETRIES = [(64, 32), (64, 64), (128, 32), (128, 64), (128, 128), (256, 32), (256, 64), (256, 128), (256, 256)]
@@ -112,12 +117,44 @@ def test_random_geometries(seed):
         options |= {"ids": ids, "granularity": granularity}
     kv = strata_pa.PagedKV(k, v, ks, vs, table)
     want = strata_pa.prompt_attention(q, kv, kernel="exact", **options)
-    there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
-    size = strata_pa.plan(there, kv_there, kernel="exact", **options_there).workspace_bytes
-    assert size > 0
-    out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
-    strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
-    assert same_bytes(out.read(), want)
+    assert same_bytes(on_the_card(q, kv, options), want)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("n_q", "cells"), [(1, 9000), (6, 3000), (40, 7000), (130, 4000), (300, 6000)])
+@pytest.mark.parametrize("lists", [False, True])
+def test_cells_split_over_blocks(dim, n_q, cells, lists):
+    """From one query, whose cells many blocks share, to tiles that fill a card a little more than once; windows; repeated cells; NaN."""
+    r = np.random.default_rng(n_q)
+    n_kv, heads, page_size = 2, int(r.choice([3, 8, 12])), 16
+    pages = -(-cells // page_size)
+    shape = (pages, n_kv, page_size)
+    k, v = (r.integers(-128, 128, (*shape, dim)).astype(np.int8) for _ in range(2))
+    ks, vs = (r.uniform(0.002, 0.03, (*shape, dim // 64)).astype(np.float16) for _ in range(2))
+    q = r.normal(0, 2, (n_q, heads * n_kv, dim)).astype(np.float32)
+    q[n_q // 2, 0, 5] = np.nan
+    options = {"kv_len": cells, "window_left": -1 if n_q % 4 else cells // 2}
+    if lists:
+        base = r.permutation(cells - n_q)[: cells // 2]
+        ids = np.stack([np.where(r.random(len(base)) < 0.1, -1, base) for _ in range(n_q)]).astype(np.int32)
+        ids[n_q - 1, :2] = base[3], base[3]
+        options["ids"] = ids
+    kv = strata_pa.PagedKV(k, v, ks, vs, r.permutation(pages).astype(np.int32))
+    want = strata_pa.prompt_attention(q, kv, kernel="exact", **options)
+    assert same_bytes(on_the_card(q, kv, options), want)
+
+
+@pytest.mark.parametrize("cells", [65536, 131072])
+def test_sums_of_full_blocks(cells):
+    """As the next test, dense: 70 tiles, so that a block of a large card has 65,536 cells."""
+    shape = (cells // 1024, 1, 1024)
+    k, v = np.zeros((*shape, 256), np.int8), np.full((*shape, 256), -128, np.int8)
+    scales = np.full((*shape, 4), 2047 / 2048, np.float16)
+    kv = strata_pa.PagedKV(k, v, scales, scales, np.arange(cells // 1024, dtype=np.int32))
+    q = np.zeros((70 * 32, 1, 256), np.float32)
+    options = {"kv_len": cells, "causal": False}
+    want = strata_pa.prompt_attention(q[:1], kv, kernel="exact", **options)
+    assert same_bytes(on_the_card(q, kv, options), np.broadcast_to(want, q.shape))
 
 
 @pytest.mark.parametrize("width", [65536, 70000])
@@ -133,11 +170,7 @@ def test_sums_beyond_32_bits(width):
     options = {"kv_len": cells, "causal": False, "ids": ids}
     want = strata_pa.prompt_attention(q, kv, kernel="exact", **options)
     assert np.abs(want + 127.9375).max() < 1e-4
-    there, kv_there, options_there = to_device(q, kv, options, HERE["device"])
-    size = strata_pa.plan(there, kv_there, kernel="exact", **options_there).workspace_bytes
-    out = DeviceArray(np.full(q.shape, 7, q.dtype), ordinal_of(HERE["device"]))
-    strata_pa.prompt_attention(there, kv_there, kernel="exact", out=out, workspace=workspace_on(HERE["device"], size), **options_there)
-    assert same_bytes(out.read(), want)
+    assert same_bytes(on_the_card(q, kv, options), want)
 
 
 def test_capture():
