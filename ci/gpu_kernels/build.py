@@ -35,7 +35,7 @@ def main():
     )
     if "sm_90" in archs:
         compile_one(ROOT / "ci/gpu_kernels/divide.cu", "sm_90")
-    sources = [s for s in sorted((ROOT / "cuda").glob("*.cu")) if s.stem[-1].isdigit()]  # others are for one architecture: exact_tile.py builds that
+    sources = [s for s in sorted((ROOT / "cuda").glob("*.cu")) if s.stem[-1].isdigit()]  # not sm90a's, which exact_tile.py builds
     jobs = [(s, a) for s in sources for a in archs if int(a[3:]) >= int(s.stem.rsplit("sm", 1)[1])]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for rows in pool.map(lambda job: compile_one(*job), jobs):
