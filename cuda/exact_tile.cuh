@@ -45,6 +45,7 @@ struct TileBlock {
     int inner_first, inner_end;    // tiles whose cells all its queries may see by their numbers
     uint32_t all;                  // a bit per query
     int item, next, bad;
+    int left;  // split: it is another kernel's
     int place;  // of how many tiles the block has made the weights, modulo two uses of their slots
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
@@ -79,14 +80,16 @@ struct TileBlock {
     if (thread_now() == 0) state().place = 0;
   }
 
-  // Takes on item i; the block meets afterwards. False: it is another kernel's.
+  // Takes on item i; the block meets afterwards. False: it is another kernel's. Of a split item State::left says so then: the item's other blocks may flag it
+  // meanwhile, so one thread asks for all.
   __device__ bool start(int i) {
-    if ((kSplit || p.ids) && w.flags[i]) return false;
+    if (!kSplit && p.ids && w.flags[i]) return false;
     State& s = state();
     const int tid = thread_now(), kv = i % p.n_kv, query = first_query_of(p, w, i);
     const int end = min(query + w.queries, p.n_q);
     if (tid == 0) {
       s.query = query, s.end = end, s.kv = kv, s.k = p.k + kv * p.k_stride.head, s.v = p.v + kv * p.v_stride.head, s.bad = 0;
+      if constexpr (kSplit) s.left = w.flags[i];
       s.all = end - query < 32 ? (1u << (end - query)) - 1 : ~0u;
       if (p.ids) {
         s.nt = (w.counts[i] + 63) >> 6;

@@ -46,12 +46,13 @@ __device__ __forceinline__ void TileBlock<D, kSplit>::finish() {
 template <int D>
 __device__ __forceinline__ void scores_kernel(const Params& p, const Tiles& w) {
   using Block = TileBlock<D, true>;
+  typename Block::State& s = Block::state();
   Block b(p, w);
   const int item = w.first_item + static_cast<int>(blockIdx.x) / w.splits;
   b.clear(item);
-  const bool own = b.start(item);
+  b.start(item);
   __syncthreads();
-  if (!own || (Block::state().nt == 0 && blockIdx.x % w.splits > 0)) return;  // the item's first block looks at q, whatever it has of cells
+  if (s.left || (s.nt == 0 && blockIdx.x % w.splits > 0)) return;  // the item's first block looks at q, whatever it has of cells
   b.begin_scores();
   b.digits();
   fence_async_shared();
@@ -62,7 +63,7 @@ __device__ __forceinline__ void scores_kernel(const Params& p, const Tiles& w) {
     const int2 top = Block::top_of(row);
     atomicMax(b.all_tops() + row, static_cast<uint32_t>(top.x));
     atomicMax(b.all_tops() + Block::kRows + row, static_cast<uint32_t>(top.y));
-    if (row == 0 && Block::state().bad) w.flags[item] = 1;
+    if (row == 0 && s.bad) w.flags[item] = 1;
   }
 }
 
@@ -72,9 +73,9 @@ __device__ __forceinline__ void sums_kernel(const Params& p, const Tiles& w) {
   typename Block::State& s = Block::state();
   Block b(p, w);
   b.init_barriers();
-  const bool own = b.start(w.first_item + static_cast<int>(blockIdx.x) / w.splits);
+  b.start(w.first_item + static_cast<int>(blockIdx.x) / w.splits);
   __syncthreads();
-  if (!own) return;
+  if (s.left) return;
   b.sums();
   if (!s.bad) return b.finish();
   if (thread_now() == 0) w.flags[s.item] = 1;
