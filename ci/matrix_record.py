@@ -22,7 +22,7 @@ import matrix
 
 NOT_RUN = "not run"
 # Helpers of a form of exact, and the operations on partial results, are told of with what they belong to.
-BELONGS = {"exact_rest": "exact_tile", "tile": "exact_tile", "rows": "exact_rows", "partial": "partial"}
+BELONGS = {"exact_tile": "exact_tile", "exact_rest": "exact_tile", "tile": "exact_tile", "rows": "exact_rows", "partial": "partial"}
 # The forms that no selftest runs, by the tests on the GPU that compare their bytes with the CPU's (tests/gpu/, which ci/gpu runs as "all").
 TESTED = {"test_tiled": ("exact_rows", "exact_tile"), "test_ranks": ("exact_part", "partial"), "test_quantize": ("quantize",)}
 
