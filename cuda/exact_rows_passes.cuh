@@ -267,8 +267,8 @@ __device__ __forceinline__ void rows_kernel(const Params& p, const Rows& w) {
       const int64_t at = (static_cast<int64_t>(tid >= rows::kRows ? w.tiles * p.n_kv : 0) + item) * rows::kRows + tid % rows::kRows;
       s.tops[tid >= rows::kRows][tid % rows::kRows] = w.phases == 2 ? __ldcg(w.tops + at) : 0;
     }
-    __syncthreads();
-    if (b.start(item, unit % w.splits, w.phases == 3 ? blockIdx.x : item - w.first_item)) {
+    if (!meet_and_ask(w.flags, item)) {
+      b.start(item, unit % w.splits, w.phases == 3 ? blockIdx.x : item - w.first_item);
       __syncthreads();
       if (w.phases & 1) {
         b.digits();
@@ -290,7 +290,7 @@ __device__ __forceinline__ void rows_kernel(const Params& p, const Rows& w) {
         const uint32_t top = s.tops[tid >= rows::kRows][tid % rows::kRows];
         if (top) atomicMax(w.tops + (static_cast<int64_t>(tid >= rows::kRows ? w.tiles * p.n_kv : 0) + b.kept().item) * rows::kRows + tid % rows::kRows, top);
       }
-      if (s.bad && tid == 0) w.flags[b.kept().item] = 1;
+      if (s.bad && tid == 0) leave(w.flags, b.kept().item);
     }
     unit = s.next;
     __syncthreads();

@@ -45,7 +45,6 @@ struct TileBlock {
     int inner_first, inner_end;    // tiles whose cells all its queries may see by their numbers
     uint32_t all;                  // a bit per query
     int item, next, bad;
-    int left;  // split: it is another kernel's
     int place;  // of how many tiles the block has made the weights, modulo two uses of their slots
   };
   static_assert(sizeof(State) <= tile::kStateBytes, "");
@@ -80,8 +79,7 @@ struct TileBlock {
     if (thread_now() == 0) state().place = 0;
   }
 
-  // Takes on item i; the block meets afterwards. False: it is another kernel's. Of a split item State::left says so then: the item's other blocks may flag it
-  // meanwhile, so one thread asks for all.
+  // Takes on item i; the block meets afterwards. False: it is the last kernel's; of a split item the caller has asked.
   __device__ bool start(int i) {
     if (!kSplit && p.ids && w.flags[i]) return false;
     State& s = state();
@@ -89,7 +87,6 @@ struct TileBlock {
     const int end = min(query + w.queries, p.n_q);
     if (tid == 0) {
       s.query = query, s.end = end, s.kv = kv, s.k = p.k + kv * p.k_stride.head, s.v = p.v + kv * p.v_stride.head, s.bad = 0;
-      if constexpr (kSplit) s.left = w.flags[i];
       s.all = end - query < 32 ? (1u << (end - query)) - 1 : ~0u;
       if (p.ids) {
         s.nt = (w.counts[i] + 63) >> 6;

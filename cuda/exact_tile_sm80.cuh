@@ -75,10 +75,9 @@ struct RowsBlock {
     __device__ explicit Who(int x) : tid(x), lane(x & 31), tile(static_cast<uint32_t>(x) / (32 * kShare)), share(static_cast<uint32_t>(x) / 32 % kShare), g(lane >> 2), t(lane & 3) {}
   };
 
-  // Takes on split `part` of item i; the block meets afterwards. False: it is another kernel's.
-  __device__ bool start(int i, int part, int64_t word_place) {
+  // Takes on split `part` of item i; the block meets afterwards.
+  __device__ void start(int i, int part, int64_t word_place) {
     const int tid = thread();
-    if (w.flags[i]) return false;
     const RowsOf own(p, w, i);
     const Reach low(p, own.sequence, own.first), high(p, own.sequence, own.end - 1);
     const int first_cell = p.ids ? 0 : low.first & ~63;
@@ -99,7 +98,6 @@ struct RowsBlock {
       state().reach[tid] = make_int2(reach.first, reach.last);
       state().bits[tid] = nth >= own.end - own.first ? 0 : p.ids ? 1u << nth : ~0u;
     }
-    return true;
   }
 
   static __device__ const volatile State& kept() { return state(); }

@@ -51,8 +51,8 @@ __device__ __forceinline__ void scores_kernel(const Params& p, const Tiles& w) {
   const int item = w.first_item + static_cast<int>(blockIdx.x) / w.splits;
   b.clear(item);
   b.start(item);
-  __syncthreads();
-  if (s.left || (s.nt == 0 && blockIdx.x % w.splits > 0)) return;  // the item's first block looks at q, whatever it has of cells
+  if (meet_and_ask(w.flags, item)) return;
+  if (s.nt == 0 && blockIdx.x % w.splits > 0) return;  // the item's first block looks at q, whatever it has of cells
   b.begin_scores();
   b.digits();
   fence_async_shared();
@@ -63,7 +63,7 @@ __device__ __forceinline__ void scores_kernel(const Params& p, const Tiles& w) {
     const int2 top = Block::top_of(row);
     atomicMax(b.all_tops() + row, static_cast<uint32_t>(top.x));
     atomicMax(b.all_tops() + Block::kRows + row, static_cast<uint32_t>(top.y));
-    if (row == 0 && s.bad) w.flags[item] = 1;
+    if (row == 0 && s.bad) leave(w.flags, item);
   }
 }
 
@@ -74,11 +74,10 @@ __device__ __forceinline__ void sums_kernel(const Params& p, const Tiles& w) {
   Block b(p, w);
   b.init_barriers();
   b.start(w.first_item + static_cast<int>(blockIdx.x) / w.splits);
-  __syncthreads();
-  if (s.left) return;
+  if (meet_and_ask(w.flags, w.first_item + static_cast<int>(blockIdx.x) / w.splits)) return;
   b.sums();
   if (!s.bad) return b.finish();
-  if (thread_now() == 0) w.flags[s.item] = 1;
+  if (thread_now() == 0) leave(w.flags, s.item);
 }
 #endif
 

@@ -15,6 +15,12 @@ constexpr int kZeroBits = kMagicBits - 128;
 // A cell that has a scale that is not finite, or not served, has a level that cannot be, with every score that a word holds more than half of it.
 constexpr int kBadLevel = 1000, kLeastLevel = -1000;
 
+// The block meets. Is an item left to the last kernel? Its other blocks may say so meanwhile, so one thread asks for the whole block.
+__device__ __forceinline__ bool meet_and_ask(const int32_t* flags, int item) {
+  return __syncthreads_or(thread_now() == 0 && *static_cast<const volatile int32_t*>(flags + item) != 0);
+}
+__device__ __forceinline__ void leave(int32_t* flags, int item) { *static_cast<volatile int32_t*>(flags + item) = 1; }
+
 // Eight dims of q from `at`.
 template <int dtype>
 __device__ __forceinline__ void load_q8(const Params& p, int64_t at, float (&x)[8]) {

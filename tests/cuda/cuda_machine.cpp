@@ -1,5 +1,6 @@
-// Runs the blocks of a CUDA kernel on a CPU, one after another (nothing in these kernels waits for another block). A block's shared memory begins as
-// noise; copies arrive when they are waited for; memory_order.cpp knows which accesses nothing orders, and which lack a fence.
+// Runs the blocks of a CUDA kernel on a CPU, one after another (nothing in these kernels waits for another block; what one has written by plain stores, no
+// other block of the launch may touch by plain accesses). A block's shared memory begins as noise; copies arrive when they are waited for; memory_order.cpp
+// knows which accesses nothing orders, and which lack a fence.
 #include "cuda_on_cpu.h"
 
 #include <link.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -309,6 +311,17 @@ void block_barrier() {
   fibers::meet(block_meeting, static_cast<int>(fibers::current), static_cast<int>(block_threads), "a barrier of the block", nullptr, nullptr, HERE);
   memory_order::acquire(clock);
 }
+// Nobody comes again before the last one has gone.
+struct {
+  unsigned came;
+  int x, result;
+} any;
+int block_any(int x) {
+  any.x = (any.came == 0 ? 0 : any.x) | (x != 0);
+  if (++any.came == block_threads) any.came = 0, any.result = any.x;
+  block_barrier();
+  return any.result;
+}
 void warp_barrier() {
   const unsigned warp = fibers::current / 32;
   memory_order::Clock& clock = warp_clocks[warp][syncwarps[warp] & 1];
@@ -515,6 +528,18 @@ void fill_with_noise() {
   }, nullptr);
 }
 
+// Global memory by 4 bytes: which block of the launch wrote there by a plain store, last.
+std::unordered_map<uintptr_t, unsigned> written;
+void between_blocks(const void* at, uint32_t bytes, bool writes, const void* pc) {
+  const auto begin = reinterpret_cast<uintptr_t>(at);
+  for (uintptr_t a = begin & ~uintptr_t{3}; a < begin + bytes; a += 4) {
+    const auto found = written.find(a);
+    if (found != written.end() && found->second != machine::block_index)
+      fail(std::string(writes ? "writes (" : "reads (") + fibers::place(pc) + number(") what another block of the launch has written, block ", found->second));
+    if (writes) written[a] = machine::block_index;
+  }
+}
+
 // What a kernel reads and writes by itself.
 void plain(const void* at, uint32_t bytes, memory_order::Kind kind, const void* pc) {
   const auto* const place = static_cast<const unsigned char*>(at);
@@ -523,6 +548,7 @@ void plain(const void* at, uint32_t bytes, memory_order::Kind kind, const void* 
     machine::shared(static_cast<uint32_t>(place - dynamic_shared), bytes, 1);
   } else if (place < own_memory || place >= own_memory_end) {
     machine::check_global(at, bytes);
+    if (kind == kRead || kind == kWrite) between_blocks(at, bytes, kind == kWrite, pc);
   }
   memory_order::access(at, bytes, kind, pc);
 }
@@ -559,12 +585,13 @@ extern "C" const char* run_on_cpu(void* function, const char* name, void** param
   kernel = function, arguments = parameters, owns = is_allocated, shared_bytes = shared;
   machine::block_threads = block, machine::blocks = grid;
   fibers::seed(seed);
+  written.clear();
   for (machine::block_index = 0; machine::block_index < grid; ++machine::block_index) {
     fill_with_noise();
     memory_order::begin(block, dynamic_shared, shared_bytes);
     for (auto& clocks : warp_clocks) clocks[0] = clocks[1] = {};
     block_clocks[0] = block_clocks[1] = {};
-    block_meeting = {};
+    block_meeting = {}, machine::any = {};
     for (auto& m : warp_meetings) m = {};
     for (auto& m : group_meetings) m = {};
     for (Named& n : named) n = {};

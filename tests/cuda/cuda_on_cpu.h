@@ -28,6 +28,7 @@ uint32_t shared_place(const void* at);
 void meet_warp(const char* what, void* mine, Work work, const void* pc = nullptr);
 void meet_warpgroup(const char* what, void* mine, Work work, const void* pc);
 void warp_barrier();
+int block_any(int x);  // a barrier of the block, too
 void named_barrier(int number, int threads, bool wait);
 
 void copy16(uint32_t to, const void* from);
@@ -153,6 +154,7 @@ inline void __trap() { fibers::fail("a trap"); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __syncwarp() { machine::warp_barrier(); }
+inline int __syncthreads_or(int x) { return machine::block_any(x); }
 inline unsigned long long __shfl_xor_sync(uint32_t, unsigned long long x, int o) { return machine::exchanged(x, (static_cast<int>(machine::thread()) & 31) ^ o); }
 template <class T>
 T __shfl_up_sync(uint32_t, T x, int o) {

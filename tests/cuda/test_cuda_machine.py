@@ -168,6 +168,22 @@ KERNEL(both_write) {
   if (tid() % 64 == 0) *reinterpret_cast<int*>(raw_tile) = tid();
 }
 
+// Blocks that tell each other something: the first one's last thread says it, the second one looks at it.
+KERNEL(said_by_a_block) {
+  if (blockIdx.x == 0 && tid() == 127) out(p)[200] = 1;
+  if (blockIdx.x == 1 && tid() < 2) out(p)[tid()] = out(p)[200];
+}
+KERNEL(said_by_two_blocks) {
+  if (tid() == 127) out(p)[200] = 1;
+}
+KERNEL(asked_for_by_one) {
+  int* const said = static_cast<int*>(p.out) + 200;
+  if (blockIdx.x == 0 && tid() == 127) *const_cast<volatile int*>(said) = 5;
+  const bool any = __syncthreads_or(tid() == 3 && *const_cast<const volatile int*>(said) == 5);
+  const bool none = __syncthreads_or(0);
+  if (blockIdx.x == 1) out(p)[tid()] = any + 2 * none;
+}
+
 KERNEL(not_all) {
   if (tid() < 40) __syncthreads();
 }
@@ -219,14 +235,14 @@ def run(tmp_path_factory):
     def owns(address, size):
         return (address or 0) != 4096
 
-    def call(name, times=1, block=128):
+    def call(name, times=1, block=128, grid=1):
         """(the complaints, out) of several runs in different orders."""
         complaints, outs = [], []
         for _ in range(times):
             out, stored = np.full(64 * 24, -1, np.int32), np.zeros(512, np.int32)
             params = Params(out=out.ctypes.data, k=arrays["k"].ctypes.data, v=arrays["v"].ctypes.data, lse=stored.ctypes.data, ids=4096)
             parameters = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-            launch = Launch(grid=1, block=block, shared=32768, symbol=f"strata_{name}".encode())
+            launch = Launch(grid=grid, block=block, shared=32768, symbol=f"strata_{name}".encode())
             complaints.append(machine.run(lib, launch, parameters, ctypes.cast(owns, ctypes.c_void_p)))
             outs.append(out)
         return complaints, outs
@@ -323,6 +339,26 @@ def test_bulk_copies(run):
 )
 def test_what_would_go_wrong(run, name, complaint):
     assert complaint in run(name)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("said_by_a_block", ": reads (kernels.cu:"),
+        ("said_by_two_blocks", ": writes (kernels.cu:"),
+    ],
+)
+def test_blocks_that_touch_what_another_has_written(run, name, complaint):
+    assert run(name)[0] == [""]
+    (found,) = run(name, grid=2)[0]
+    assert complaint in found
+    assert "what another block of the launch has written, block 0" in found
+
+
+def test_blocks_that_ask_by_one_thread(run):
+    complaints, outs = run("asked_for_by_one", 4, grid=2)
+    assert complaints == [""] * 4
+    assert all((out[:128] == 1).all() for out in outs)
 
 
 @pytest.mark.parametrize(
