@@ -6,7 +6,7 @@ namespace strata_pa::cuda {
 namespace {
 
 // Above this a function's limit must be raised first.
-constexpr uint32_t kSharedByDefault = 48 << 10;
+constexpr uint32_t kSharedByDefault = 48 << 10;  // of a block, what a kernel declares by itself included
 
 }  // namespace
 
@@ -60,7 +60,6 @@ Function Card::function(const Image& image, const std::string& symbol, uint32_t 
     Module& m = module(image);
     Function made;
     made.reason = m.reason;
-    made.shared_bytes = kSharedByDefault;
     if (made.reason.empty()) {
       if (Status status = driver.module_function.call(&made.handle, m.handle, symbol.c_str()))
         made.reason = refuse("function", driver.module_function.name, status);
@@ -68,6 +67,11 @@ Function Card::function(const Image& image, const std::string& symbol, uint32_t 
         made.reason = refuse("function", driver.function_load.name, status2);
       else
         driver(driver.function_attribute, &m.binary_arch, int{kBinaryVersion}, made.handle);
+    }
+    if (made.reason.empty()) {
+      int declared = 0;
+      driver(driver.function_attribute, &declared, int{kStaticShared}, made.handle);
+      made.shared_bytes = kSharedByDefault - static_cast<uint32_t>(declared);
     }
     f = made;
     if (!f.reason.empty()) return f;

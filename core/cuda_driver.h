@@ -11,7 +11,7 @@ namespace strata_pa::cuda {
 using Status = int;  // CUresult
 
 enum DeviceAttribute { kMultiprocessorCount = 16, kSharedPerBlockOptin = 97, kComputeMajor = 75, kComputeMinor = 76 };
-enum FunctionAttribute { kLocalBytes = 3, kBinaryVersion = 6, kMaxDynamicShared = 8 };
+enum FunctionAttribute { kStaticShared = 1, kLocalBytes = 3, kBinaryVersion = 6, kMaxDynamicShared = 8 };
 enum PointerAttribute { kPointerOrdinal = 9 };
 
 class Driver : public DriverLibrary {

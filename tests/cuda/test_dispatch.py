@@ -268,6 +268,14 @@ def test_the_plain_form_stands_in_for_split_tiles_that_the_driver_refuses(driver
         assert [x[0] for x in launches] == ["strata_exact_d256_g64"]
 
 
+@pytest.mark.parametrize(("cells", "shared"), [(2000, 10192), (9008, 45104), (9392, 47024), (11904, 47616 + 11904)])
+def test_shared_memory_that_a_kernel_declares_counts(driver, cells, shared):
+    """A launch's part is beside it, within what a block has without asking for more."""
+    fake = driver(90)
+    launches, _ = launched(fake, *birth(n_q=8, page_table=FakeArray((cells // 4,), np.int32)), ids=FakeArray((8, 4500), np.int32))
+    assert launches[0] == ("strata_tile_union8", launches[0][1], 512, shared)
+
+
 @pytest.mark.parametrize("queries", [8, 40, 128, 300])
 def test_the_blocks_of_an_items_union(driver, queries):
     """A list's cells are written by several blocks where items are few."""
