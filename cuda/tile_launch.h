@@ -137,7 +137,7 @@ inline Shape shape(const Params& p, int dim, int32_t processors, int64_t most_wo
     if (s.items > kMostWaves * room) return s;
     best = whole_cost(s.items, likely, room);
   }
-  for (int64_t splits = ceil_div(seen, kMostBlockTiles); splits <= kMostSplits && splits <= seen; ++splits) {
+  for (int64_t splits = seen > kMostBlockTiles ? ceil_div(seen, kMostBlockTiles) : 1; splits <= kMostSplits && splits <= seen; ++splits) {
     const int64_t share = ceil_div(seen, splits), wave = room > splits ? room / splits : 1;  // items at once
     int64_t round = most_words / (splits * share * kWordBytes);
     if (round < 1) return s;

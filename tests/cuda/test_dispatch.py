@@ -235,6 +235,7 @@ def test_which_form_serves(driver):
     [
         (24, 3, None, []),
         (16000, 3, None, [2 * 36]),  # two items
+        (16000, 3, 0, []),
         (16000, 3, 40, []),
         (16000, 3, 6000, [2 * 19]),
         (16000, 80, None, [40 * 3]),
@@ -251,9 +252,9 @@ def test_which_form_serves(driver):
 def test_cells_are_split_where_items_are_few_or_long(driver, cells, n_q, cap, rounds):
     fake = driver(90)
     problem = birth(n_q=n_q, page_table=FakeArray((cells // 4,), np.int32))
-    launches, size = launched(fake, *problem, **({"ids": FakeArray((n_q, cap), np.int32)} if cap else {}))
+    launches, size = launched(fake, *problem, **({} if cap is None else {"ids": FakeArray((n_q, cap), np.int32)}))
     first, *middle, rest = [x[0] for x in launches]
-    assert (first, rest) == ("strata_tile_union8" if cap else "strata_tile_cells", "strata_exact_rest_d256_g64")
+    assert (first, rest) == ("strata_tile_cells" if cap is None else "strata_tile_union8", "strata_exact_rest_d256_g64")
     assert middle == [f"strata_exact_tile_{kind}_d256_g64" for _ in rounds for kind in ("scores", "sums")] or not rounds
     assert rounds or middle == ["strata_exact_tile_d256_g64"]
     assert [x[1] for x in launches[1:-1]] == [blocks for blocks in rounds for _ in range(2)] or not rounds
