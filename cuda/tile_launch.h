@@ -120,7 +120,8 @@ inline Shape shape(const Params& p, int dim, int32_t processors, int64_t most_wo
   } else if (p.causal) {
     const int64_t reach = p.window_left < 0 ? seen : ceil_div(int64_t{p.window_left} + t.queries, 64) + 1;
     if (reach < seen) seen = reach;
-    likely = ceil_div(kv_len - p.n_q / 2, 64) < seen ? ceil_div(kv_len - p.n_q / 2, 64) : seen;
+    const int64_t mean = ceil_div(kv_len - (p.n_q < kv_len ? p.n_q : kv_len) / 2, 64);  // of the queries
+    likely = mean < seen ? mean : seen;
   }
   t.record_tiles = static_cast<int32_t>(records);
   t.listed = records * 64 * 4 <= kMostListed && t.window * mask_bytes(t) + records * 64 * 4 <= kMostWindow ? t.record_tiles * 64 : 0;
