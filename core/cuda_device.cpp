@@ -65,13 +65,12 @@ Function Card::function(const Image& image, const std::string& symbol, uint32_t 
         made.reason = refuse("function", driver.module_function.name, status);
       else if (Status status2 = driver.function_load.call(made.handle))
         made.reason = refuse("function", driver.function_load.name, status2);
-      else
+      else {
+        int declared = 0;
         driver(driver.function_attribute, &m.binary_arch, int{kBinaryVersion}, made.handle);
-    }
-    if (made.reason.empty()) {
-      int declared = 0;
-      driver(driver.function_attribute, &declared, int{kStaticShared}, made.handle);
-      made.shared_bytes = kSharedByDefault - static_cast<uint32_t>(declared);
+        driver(driver.function_attribute, &declared, int{kStaticShared}, made.handle);
+        made.shared_bytes = kSharedByDefault - static_cast<uint32_t>(declared);
+      }
     }
     f = made;
     if (!f.reason.empty()) return f;

@@ -39,90 +39,89 @@ int64_t pool_bytes(const Problem& p) {
   return std::max(span(p.k_stride), span(p.v_stride));
 }
 
-// The parameters of exact's tiled form for sm_90, where it serves the problem on this card.
-bool tiled(KernelId id, const Problem& p, const Device& device, Params& x) {
-  if (id != KernelId::kExact || p.n_q == 0 || p.n_seq != 1 || p.n_q > kInt32Max / p.n_kv) return false;
+// The parameters and the shape of exact's tiled form for sm_90; the shape says whether it serves the problem on this card.
+tile::Shape tiled(KernelId id, const Problem& p, const Device& device, Params& x) {
+  if (id != KernelId::kExact || p.n_q == 0 || p.n_seq != 1 || p.n_q > kInt32Max / p.n_kv) return {};
   const Image* image = find_image(kTileImage);
   const Card& card = *device.card;
   const int dim = static_cast<int>(p.head_dim);
-  if (!image || choose(Vendor::kNvidia, device.sm, *image).kind != Choice::kCubin || card.max_shared < static_cast<int>(tile::shared_bytes(dim))) return false;
+  if (!image || choose(Vendor::kNvidia, device.sm, *image).kind != Choice::kCubin || card.max_shared < static_cast<int>(tile::shared_bytes(dim))) return {};
   x = whole_params(p, score_scale(id, p.sm_scale));
   set_rows(x, p, 0, p.n_q, 0, 1);
-  return tile::serves(x, dim, card.processors, pool_bytes(p));
+  return tile::shape(x, dim, card.processors, pool_bytes(p));
 }
 
-struct TileStep {
-  tile::Launch launch;
-  Tiles tiles;
-};
-
-// The bytes of the workspace of a problem that it serves, and the steps with it at `at`.
-int64_t plan_tiled(const Params& x, int dim, const Card& card, unsigned char* at, std::vector<TileStep>& steps) {
-  auto add = [&steps](const tile::Launch& launch, const Tiles& t) { steps.push_back({launch, t}); };
-  return tile::plan(x, dim, card.processors, config(KernelId::kExact, x, dim).shared_bytes, at, add);
+// Calls add(launch, Tiles) for each launch of a problem that it serves; returns the workspace's bytes.
+template <class F>
+int64_t plan_tiled(const Params& x, const tile::Shape& shape, const Problem& p, const Card& card, unsigned char* at, const F& add) {
+  const int dim = static_cast<int>(p.head_dim);
+  return tile::plan(x, dim, card.processors, shape, config(KernelId::kExact, x, dim).shared_bytes, at, add);
 }
 
-// False, and nothing launched, where the driver does not take its functions: the plain form gives the same bytes.
-bool launch_tiled(const Problem& p, const Device& device, const Launch& launch, Params& x) {
-  Card& card = *device.card;
-  std::vector<TileStep> steps;
-  plan_tiled(x, static_cast<int>(p.head_dim), card, static_cast<unsigned char*>(launch.workspace), steps);
-  const std::string geometry = text("d", p.head_dim, "_g", x.group);
-  const std::string symbols[] = {tile::union_symbol(steps[0].tiles),           "strata_tile_cells",
-                                 "strata_exact_tile_" + geometry,              "strata_exact_tile_scores_" + geometry,
-                                 "strata_exact_tile_sums_" + geometry,         "strata_exact_rest_" + geometry};
-  Function functions[6];
-  for (const TileStep& s : steps) {
-    Function& f = functions[s.launch.step];
-    if (f.handle) continue;
-    f = card.function(*find_image(kTileImage), symbols[s.launch.step], s.launch.shared_bytes);
-    if (!f.reason.empty()) return false;
-  }
-  for (TileStep& s : steps) {
-    void* arguments[] = {&x, &s.tiles};
-    const tile::Launch& c = s.launch;
-    card.driver(card.driver.launch, functions[c.step].handle, c.grid, 1u, 1u, c.block, 1u, 1u, c.shared_bytes, launch.stream, arguments, nullptr);
-  }
-  return true;
-}
-
-// One launch of exact's form in tiles of rows.
-struct RowsStep {
-  rows::Launch launch;
-  Rows rows;
-};
-
-// What tiles of rows take for one launch of the problem, x: the bytes of their workspace, and the steps with it at `at`. 0: they do not serve it.
-int64_t plan_rows(KernelId id, const Problem& p, const Device& device, const Params& x, unsigned char* at, std::vector<RowsStep>& steps) {
+// The same for tiles of rows and one launch of the problem, x. 0, and no calls: they do not serve it.
+template <class F>
+int64_t plan_rows(KernelId id, const Problem& p, const Device& device, const Params& x, unsigned char* at, const F& add) {
   const Card& card = *device.card;
   const Image* image = find_image(kRowsImage);
   const int dim = static_cast<int>(p.head_dim), shared = std::max(rows::shared_bytes(dim, dim / x.group), rows::kListShared);
   if (id != KernelId::kExact || !image || choose(Vendor::kNvidia, device.sm, *image).kind == Choice::kNone || card.max_shared < shared) return 0;
   if (!rows::serves(x, pool_bytes(p))) return 0;
-  auto add = [&steps](const rows::Launch& launch, const Rows& r) { steps.push_back({launch, r}); };
   return rows::plan(x, dim, card.processors, card.max_shared, config_of(id, p, x).shared_bytes, at, add);
 }
 
-// False, and nothing launched, where the driver does not take its functions.
-bool launch_rows(KernelId id, const char* image, const Problem& p, const Device& device, const Launch& launch, Params& x) {
-  Card& card = *device.card;
-  std::vector<RowsStep> steps;
-  if (plan_rows(id, p, device, x, static_cast<unsigned char*>(launch.workspace), steps) == 0) return false;
-  const std::string geometry = text("_d", p.head_dim, "_g", p.group);
-  const std::string symbols[] = {"strata_rows_lists", "strata_rows_cells", "strata_exact_rows" + geometry, "strata_exact" + geometry};
-  Function functions[4];
-  for (const RowsStep& s : steps) {
+constexpr auto kSizeAlone = [](const auto&, const auto&) {};
+
+// One launch of a plan, and the kernel's second parameter.
+template <class L, class R>
+struct Step {
+  L launch;
+  R rest;
+};
+struct Symbol {
+  const char* image;
+  std::string name;
+};
+
+// symbols: by the steps' kinds. False, and nothing launched, where the driver does not take a function: the plain form gives the same bytes.
+template <class S>
+bool launch_steps(std::vector<S>& steps, const std::vector<Symbol>& symbols, Card& card, const Launch& launch, Params& x) {
+  std::vector<Function> functions(symbols.size());
+  for (const S& s : steps) {
     Function& f = functions[s.launch.step];
     if (f.handle) continue;
-    f = card.function(*find_image(s.launch.step == rows::kRest ? image : kRowsImage), symbols[s.launch.step], s.launch.shared_bytes);
+    f = card.function(*find_image(symbols[s.launch.step].image), symbols[s.launch.step].name, s.launch.shared_bytes);
     if (!f.reason.empty()) return false;
   }
-  for (RowsStep& s : steps) {
-    void* arguments[] = {&x, &s.rows};
-    const rows::Launch& c = s.launch;
+  for (S& s : steps) {
+    void* arguments[] = {&x, &s.rest};
+    const auto& c = s.launch;
     card.driver(card.driver.launch, functions[c.step].handle, c.grid, 1u, 1u, c.block, 1u, 1u, c.shared_bytes, launch.stream, arguments, nullptr);
   }
   return true;
+}
+
+bool launch_tiled(const Problem& p, const Device& device, const Launch& launch, const tile::Shape& shape, Params& x) {
+  std::vector<Step<tile::Launch, Tiles>> steps;
+  plan_tiled(x, shape, p, *device.card, static_cast<unsigned char*>(launch.workspace), [&](const tile::Launch& l, const Tiles& t) { steps.push_back({l, t}); });
+  const std::string geometry = text("d", p.head_dim, "_g", p.group);
+  const std::vector<Symbol> symbols = {{kTileImage, tile::union_symbol(shape.t)},
+                                       {kTileImage, "strata_tile_cells"},
+                                       {kTileImage, "strata_exact_tile_" + geometry},
+                                       {kTileImage, "strata_exact_tile_scores_" + geometry},
+                                       {kTileImage, "strata_exact_tile_sums_" + geometry},
+                                       {kTileImage, "strata_exact_rest_" + geometry}};
+  return launch_steps(steps, symbols, *device.card, launch, x);
+}
+
+// False, too, where tiles of rows do not serve the launch.
+bool launch_rows(KernelId id, const char* image, const Problem& p, const Device& device, const Launch& launch, Params& x) {
+  std::vector<Step<rows::Launch, Rows>> steps;
+  auto add = [&](const rows::Launch& l, const Rows& r) { steps.push_back({l, r}); };
+  if (plan_rows(id, p, device, x, static_cast<unsigned char*>(launch.workspace), add) == 0) return false;
+  const std::string geometry = text("_d", p.head_dim, "_g", p.group);
+  const std::vector<Symbol> symbols = {
+      {kRowsImage, "strata_rows_lists"}, {kRowsImage, "strata_rows_cells"}, {kRowsImage, "strata_exact_rows" + geometry}, {image, "strata_exact" + geometry}};
+  return launch_steps(steps, symbols, *device.card, launch, x);
 }
 
 Function load(KernelId id, const char* image, const Problem& p, Card& card, uint32_t shared_bytes) {
@@ -172,16 +171,12 @@ std::string prepare(KernelId id, const char* image, const Problem& p, const Devi
 
 int64_t workspace(KernelId id, const Problem& p, const Device& device) {
   Params x;
-  if (tiled(id, p, device, x)) {
-    std::vector<TileStep> steps;
-    return plan_tiled(x, static_cast<int>(p.head_dim), *device.card, nullptr, steps);
-  }
+  if (const tile::Shape shape = tiled(id, p, device, x); shape.served) return plan_tiled(x, shape, p, *device.card, nullptr, kSizeAlone);
   int64_t most = 0;
   x = whole_params(p, score_scale(id, p.sm_scale));
   for_each_launch(p, kInt32Max, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);
-    std::vector<RowsStep> steps;
-    most = std::max(most, plan_rows(id, p, device, x, nullptr, steps));
+    most = std::max(most, plan_rows(id, p, device, x, nullptr, kSizeAlone));
   });
   return most;
 }
@@ -191,12 +186,12 @@ void launch(KernelId id, const char* image, const Problem& p, const Device& devi
   Current current(card);
   if (launch.step != cpu::ExactStep::kWhole) return launch_part(p, card, launch);
   Params x;
-  const bool one_form = tiled(id, p, device, x);  // whose workspace it is then
-  if (launch.workspace && one_form && launch_tiled(p, device, launch, x)) return;
+  const tile::Shape shape = tiled(id, p, device, x);  // served: it is that form's workspace
+  if (launch.workspace && shape.served && launch_tiled(p, device, launch, shape, x)) return;
   x = whole_params(p, score_scale(id, p.sm_scale));
   for_each_launch(p, kInt32Max, [&](int64_t first, int64_t n_q, int64_t s, int64_t n_seq) {
     set_rows(x, p, first, n_q, s, n_seq);
-    if (launch.workspace && !one_form && launch_rows(id, image, p, device, launch, x)) return;
+    if (launch.workspace && !shape.served && launch_rows(id, image, p, device, launch, x)) return;
     Config c = config_of(id, p, x);
     Function f = load(id, image, p, card, c.shared_bytes);
     if (!f.reason.empty()) throw DriverError(text(name_of(id), ": ", f.reason));

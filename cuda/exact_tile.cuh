@@ -479,9 +479,6 @@ struct TileBlock {
   __device__ void sums();
   __device__ void multiply();
   __device__ void weigh();
-  static __device__ __forceinline__ float quotient(int64_t o, float total, float unit) {
-    return total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
-  }
   __device__ void store_lse(int row, unsigned long long sum) const {
     if (!p.lse || row >= kRows || !real(row)) return;
     const float top = state().tops[row], total = __ll2float_rn(static_cast<long long>(sum));

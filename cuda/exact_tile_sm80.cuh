@@ -195,9 +195,6 @@ struct RowsBlock {
     o = (o << 8) + x[1];
     return (o << 8) + x[0];
   }
-  static __device__ __forceinline__ float quotient(int64_t o, float total, float unit) {
-    return total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
-  }
   __device__ void store_lse(unsigned long long total) const {
     const int tid = thread();
     if (!p.lse || tid >= kRows || !real(tid)) return;

@@ -21,6 +21,11 @@ __device__ __forceinline__ bool meet_and_ask(const int32_t* flags, int item) {
 }
 __device__ __forceinline__ void leave(int32_t* flags, int item) { *static_cast<volatile int32_t*>(flags + item) = 1; }
 
+// A value of the output, of O, L and 2^b.
+__device__ __forceinline__ float quotient(int64_t o, float total, float unit) {
+  return total > 0.0f ? __fadd_rn(__fmul_rn(divide_ordinary(__ll2float_rn(o), total), unit), 0.0f) : 0.0f;
+}
+
 // Eight dims of q from `at`.
 template <int dtype>
 __device__ __forceinline__ void load_q8(const Params& p, int64_t at, float (&x)[8]) {

@@ -97,16 +97,18 @@ inline int64_t split_cost(int64_t items, int64_t tiles, int64_t room, int64_t ro
   return (full * ceil_div(round * splits, room) + ceil_div(others * splits, room)) * (ceil_div(tiles, splits) + kSplitEnds + splits / 8);
 }
 
-// What of a plan follows from the problem. round: items of a round.
+// Whether it serves a problem, and what of a plan follows from it. round: items of a round.
 struct Shape {
-  Tiles t = {};
-  int64_t items, round;
   bool served = false;
+  Tiles t = {};
+  int64_t items = 0, round = 0;
 };
-inline Shape shape(const Params& p, int dim, int32_t processors, int64_t most_words = kMostWords) {
+// pool_bytes: what the larger of k and v spans.
+inline Shape shape(const Params& p, int dim, int32_t processors, int64_t pool_bytes, int64_t most_words = kMostWords) {
   Shape s;
-  Tiles& t = s.t;
   const int64_t kv_len = p.seq[0].kv_len;
+  if (p.group != 64 || p.heads_per_kv > kRows || p.n_seq != 1 || p.pages <= 0 || kv_len <= 0 || pool_bytes > kPlaceLimit) return s;
+  Tiles& t = s.t;
   const int32_t most = kRows / p.heads_per_kv;
   t.queries = most < 32 ? most : 32;
   t.tiles = (p.n_q + t.queries - 1) / t.queries;
@@ -154,12 +156,6 @@ inline Shape shape(const Params& p, int dim, int32_t processors, int64_t most_wo
   return s;
 }
 
-// Does it serve the problem? pool_bytes: what the larger of k and v spans.
-inline bool serves(const Params& p, int dim, int32_t processors, int64_t pool_bytes, int64_t most_words = kMostWords) {
-  if (p.group != 64 || p.heads_per_kv > kRows || p.n_seq != 1 || p.pages <= 0 || p.seq[0].kv_len <= 0 || pool_bytes > kPlaceLimit) return false;
-  return shape(p, dim, processors, most_words).served;
-}
-
 inline uint32_t union_shared_bytes(const Tiles& t) { return static_cast<uint32_t>(t.window * mask_bytes(t) + t.listed * 4); }
 inline const char* union_symbol(const Tiles& t) { return mask_bytes(t) == 1 ? "strata_tile_union8" : mask_bytes(t) == 2 ? "strata_tile_union16" : "strata_tile_union32"; }
 inline uint32_t cells_grid(const Params& p) {
@@ -177,11 +173,10 @@ struct Launch {
   uint32_t grid, block, shared_bytes;
 };
 
-// Of a problem that it serves: calls launch(Launch, Tiles) for each launch in order; returns the workspace's bytes. `at` may be null to ask for the size alone.
-// plain_shared: what the plain form takes.
+// Of a problem that it serves, with its shape: calls launch(Launch, Tiles) for each launch in order; returns the workspace's bytes. `at` may be null to ask for the
+// size alone. plain_shared: what the plain form takes.
 template <class F>
-int64_t plan(const Params& p, int dim, int32_t processors, uint32_t plain_shared, unsigned char* at, const F& launch, int64_t most_words = kMostWords) {
-  const Shape s = shape(p, dim, processors, most_words);
+int64_t plan(const Params& p, int dim, int32_t processors, const Shape& s, uint32_t plain_shared, unsigned char* at, const F& launch) {
   Tiles t = s.t;
   int64_t used = 0;
   auto take = [&](int64_t bytes) { unsigned char* x = at + used; used += up(bytes, 256); return x; };

@@ -37,12 +37,12 @@ long long rows_plan(const Params* p, int dim, int processors, int max_shared, un
 
 int tile_launch_bytes() { return static_cast<int>(sizeof(TileStep)); }
 int tile_bytes() { return static_cast<int>(sizeof(Tiles)); }
-int tile_serves(const Params* p, int dim, int processors, long long pool_bytes) { return tile::serves(*p, dim, processors, pool_bytes); }
+int tile_serves(const Params* p, int dim, int processors, long long pool_bytes) { return tile::shape(*p, dim, processors, pool_bytes).served; }
 const int* tile_flags(const TileStep* x) { return x->rest.flags; }
 void tile_shape(const TileStep* x, int* to) { to[0] = x->rest.tiles, to[1] = x->rest.splits, to[2] = x->rest.writers, to[3] = x->rest.block_tiles; }
 const char* tile_union(const TileStep* x) { return tile::union_symbol(x->rest); }
 long long tile_plan(const Params* p, int dim, int processors, int, unsigned plain_shared, unsigned char* at, long long words, long long, TileStep* to, int most,
                     int* count) {
-  return tile::plan(*p, dim, processors, plain_shared, at, store(to, most, count), words);
+  return tile::plan(*p, dim, processors, tile::shape(*p, dim, processors, 0, words), plain_shared, at, store(to, most, count));
 }
 }
